@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .. import checks
+from . import dispatch, layouts
 
 #: float types of every compiled backend; the reference alone takes float64
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -17,13 +20,53 @@ CALLS: dict[str, type] = {}
 _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
+def known(op: str, call, backend: str | None) -> layouts.Known:
+    """Check a resolved call, and return its backend.
+
+    Nothing before a raw operator checks its arguments, and kernels compute addresses from sizes and integers.
+    """
+    check_resolved(call)
+    return layouts.Known(backend=dispatch.choose_backend(op, call, backend))
+
+
+def known_backward(op: str, call, given: Sequence[Tensor | None], backend: str | None) -> layouts.Known:
+    """Check a backward pass. Return its backend, and whether that backend reads the tensors as they are ("dense").
+
+    given: the outputs that the backward pass reads, then the gradients of all outputs; they must have the types and
+    shapes of the outputs.
+    """
+    readable_call, readable_given = readable(call, given)
+    check_resolved(readable_call)
+    meta = call._make(x.to("meta") if isinstance(x, Tensor) else x for x in call)
+    made = dict(zip(call.RETURNS, meta.empty_outputs(), strict=True))
+    named = {**{name: made[name] for name in kept(call)}, **{f"grad_{name}": out for name, out in made.items()}}
+    for (name, out), value in zip(named.items(), given, strict=True):
+        if value is not None and (value.dtype != out.dtype or value.shape != out.shape):
+            got = f"{value.dtype} {list(value.shape)}"
+            raise ValueError(f"{name}: expected {out.dtype} {list(out.shape)}; got {got}")
+    pairs = zip((*call, *given), (*readable_call, *readable_given), strict=True)
+    dense = all(copy is x for x, copy in pairs)
+    return layouts.Known(backend=dispatch.choose_backend(op, readable_call, backend), dense=dense)
+
+
+def readable(call, given: Sequence[Tensor | None]):
+    """Return the call and the tensors, with copies of those without dense rows, so that a backward pass can read them.
+
+    An expanded gradient (out.sum().backward()) has no dense rows. A saved-tensor hook may return an input or output
+    without them.
+    """
+    outs = [out.contiguous() for out in given[: len(kept(call))]]
+    grads = [g if g is None or checks.has_rows(g) else g.contiguous() for g in given[len(outs) :]]
+    return with_dense_rows(call), (*outs, *grads)
+
+
 def check_resolved(call) -> None:
     """Check a call whose defaults are filled in, as `checked` checks a caller's arguments."""
     given: dict = {}
     _check_seed(call)
     start, rel_key = getattr(call, "rel_start", 0), getattr(call, "rel_key", call)
-    # The default of rel_start is not an argument. It may lie beyond the bound by the number of keys. A table without
-    # rows is valid with the default only.
+    # The default of rel_start may be beyond the limit of an argument, because it is the position less the number of
+    # keys. A table without rows is valid with the default only. In both cases `checked` computes the default itself.
     no_rows = isinstance(rel_key, Tensor) and rel_key.dim() == 3 and rel_key.shape[1] == 0
     if abs(start) > checks.POSITION_MAX or rel_key is None or no_rows:
         given["rel_start"] = None

@@ -1,13 +1,14 @@
 """The way of an eager call: check, autograd, operator. And the one body of every backward pass.
 
-A call is checked once for each layout (`layouts`). An operator of torch's dispatcher then takes it if modes, tracers,
-transforms, a profiler or unusual tensors must be served; an ordinary call goes straight to the implementation of that
-operator. Eager calls have an autograd function of their own, because the one in `transforms`, which also serves the raw
-operators, takes 100 us more.
+The first call of a layout (`layouts`) is checked, and its backend is chosen. Later calls go straight to the
+implementation of the operator. An operator of torch's dispatcher takes a call if modes, tracers, transforms, a profiler
+or unusual tensors must be served. Eager calls have an autograd function of their own, because the one in `transforms`,
+which also serves the raw operators, takes 100 us more.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -24,16 +25,24 @@ def serve(op: str, call, backend: str | None):
     backend, raw = dispatch.named(backend), operator(op)
     if torch.compiler.is_compiling():
         return raw(*resolve(call), backend)
-    flops.announce()
     call = arguments.cast(call)
-    layout = None if torch.jit.is_tracing() else layouts.key(call)  # in a trace, sizes are tensors
-    if layout is None or torch.overrides.has_torch_function(call) or private.transformed():
+    plain = private.undisturbed() and not torch.overrides.has_torch_function(call)
+    layout = layouts.key(call) if plain else None
+    if layout is None:
+        flops.announce()
         return raw(*resolve(call), backend)
-    call = _seeded(layouts.checked(op, call, layout))
+
+    def first() -> layouts.Known:
+        resolved = call.checked()
+        chosen = dispatch.choose_backend(op, resolved, backend)
+        return layouts.Known(backend=chosen, layout=layout, sources=layouts.sources(call, resolved))
+
+    known = layouts.once(("public", op, backend), layout, first)
+    call = _seeded(layouts.filled(call, known["sources"]))
     if torch.is_grad_enabled() and any([x.requires_grad for x in call if isinstance(x, Tensor)]):
-        outs = _Eager.apply(op, backend, call.__class__, *call)
+        outs = _Eager.apply(op, backend, call.__class__, known, *call)
         return outs if len(outs) > 1 else outs[0]
-    return run(op, (*call, backend))
+    return run(op, (*call, backend), known)
 
 
 def resolve(call):
@@ -50,36 +59,38 @@ def operator(name: str):
     return getattr(torch.ops.retro_kernels, name)
 
 
-def run(name: str, values: tuple):
-    """Run an operator below autograd. Skip torch's dispatcher if it would only call the implementation."""
-    if private.undisturbed(values):
-        return IMPLEMENTATIONS[name](*values)
-    with private.below_autograd():
+def run(name: str, values: tuple, known: layouts.Known):
+    """Run an operator on plain tensors: its implementation, or the operator itself for a profiler to see."""
+    if private.profiled():
         return operator(name)(*values)
+    return IMPLEMENTATIONS[name](*values, known=known)
 
 
 class _Eager(torch.autograd.Function):
     """Autograd function of eager calls. `torch.func` refuses it, and forward mode needs another."""
 
     @staticmethod
-    def forward(ctx, op: str, backend: str | None, make: type, *fields):
-        outs = run(op, (*fields, backend))
+    def forward(ctx, op: str, backend: str | None, make: type, known: layouts.Known, *fields):
+        outs = run(op, (*fields, backend), known)
         outs = outs if isinstance(outs, tuple) else (outs,)
-        save(ctx, op, backend, make, fields, outs)
+        save(ctx, op, backend, make, fields, outs, known)
         return outs
 
     @staticmethod
     def backward(ctx, *grads):
-        return gradients(ctx, grads, _by_operator)
+        return gradients(ctx, grads)
 
 
-def save(ctx, op: str, backend: str | None, make: type, fields: Sequence, outs: Sequence[Tensor]) -> list:
-    """Save the values that `gradients` reads. Return the call's tensors, with None for each of its options."""
-    ctx.op, ctx.backend, ctx.make = op, backend, make
+def save(ctx, op: str, backend: str | None, make: type, fields, outs, known: layouts.Known | None = None) -> list:
+    """Save the values that `gradients` reads. Return the call's tensors, with None for each of its options.
+
+    known: the stored values of an eager call.
+    """
+    ctx.op, ctx.backend, ctx.make, ctx.known = op, backend, make, known
     ctx.options = [None if isinstance(x, Tensor) else x for x in fields]
     tensors = [x if isinstance(x, Tensor) else None for x in fields]
     saved = *tensors, *[outs[make.RETURNS.index(name)] for name in arguments.kept(make)]
-    ctx.described = _described(saved)
+    ctx.described = _described(saved) if known is None else known.once("saved", lambda: _described(saved))
     ctx.save_for_backward(*saved)
     ctx.set_materialize_grads(False)
     if not outs[-1].is_floating_point():  # the indices of topk_chunks
@@ -93,39 +104,38 @@ def saved(ctx, tensors: Sequence[Tensor | None]):
     return call, tensors[len(ctx.options) :]
 
 
-def gradients(ctx, grads: Sequence[Tensor | None], run: Callable) -> tuple[Tensor | None, ...]:
-    """Return the gradients of all arguments of an autograd function: None for op, backend and class, then one per field
-    of the call.
-
-    run: (op, call, backend, outputs, gradients of the outputs, needs) -> the gradients that `needs` selects
-    """
-    make, needs = ctx.make, ctx.needs_input_grad[3:]
-    results: list[Tensor | None] = [None] * (3 + len(needs))
-    places = [make._fields.index(name) for name in make.DIFFERENTIABLE]
-    wanted = [needs[place] for place in places]
-    if all([grad is None for grad in grads]) or not any(wanted):
+def gradients(ctx, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of all arguments of an autograd function, whose last ones are the fields of the call."""
+    op, make = ctx.op, ctx.make
+    results: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+    before = len(results) - len(make._fields)
+    places = [before + make._fields.index(name) for name in make.DIFFERENTIABLE]
+    needs = [ctx.needs_input_grad[place] for place in places]
+    if all([grad is None for grad in grads]) or not any(needs):
         return tuple(results)
     tensors = ctx.saved_tensors  # read once: torch's checkpointing refuses a second time
     call, outs = saved(ctx, tensors)
-    _check_saved(ctx.op, (*make._fields, *arguments.kept(make)), tensors, ctx.described)
-    if any([grad is not None and private.is_batched(grad) for grad in grads]):  # no custom operator can unbatch them
-        remedy = "torch.func.vmap over torch.func.vjp is"
-        raise NotImplementedError(f"retro_kernels.{ctx.op}: is_grads_batched is not implemented; {remedy}")
-    found = iter(run(ctx.op, call, ctx.backend, outs, grads, wanted))
-    for place, needed in zip(places, wanted):
-        if needed:
-            results[3 + place] = next(found)
+    values = *call, ctx.backend, *outs, *grads, needs
+    plain = ctx.known is not None and private.undisturbed() and not torch.is_grad_enabled()
+    layout = layouts.key((*tensors, *grads)) if plain else None
+
+    def first() -> layouts.Known:
+        _check_saved(ctx, tensors)
+        return arguments.known_backward(op, call, (*outs, *grads), ctx.backend)
+
+    if layout is not None:
+        known = layouts.once((op, "backward", ctx.backend), (ctx.known["layout"], layout), first)
+        found = run(f"{op}_backward", values, known)
+    else:
+        _check_saved(ctx, tensors)
+        if any([grad is not None and private.is_batched(grad) for grad in grads]):  # operators can't unbatch them
+            remedy = "torch.func.vmap over torch.func.vjp is"
+            raise NotImplementedError(f"retro_kernels.{op}: is_grads_batched is not implemented; {remedy}")
+        twice = getattr(make, "TWICE", False) and ctx.known is not None and torch.is_grad_enabled()
+        found = _by_definition(op, call, grads, needs) if twice else operator(f"{op}_backward")(*values)
+    for place, grad in zip(itertools.compress(places, needs), found, strict=True):
+        results[place] = grad
     return tuple(results)
-
-
-def _by_operator(op: str, call, backend: str | None, outs, grads, needs: list[bool]) -> Sequence[Tensor]:
-    """Return gradients by the registered operator."""
-    if getattr(call, "TWICE", False) and torch.is_grad_enabled():
-        return _by_definition(op, call, grads, needs)
-    values = *call, backend, *outs, *grads, needs
-    if torch.is_grad_enabled() or private.transformed():
-        return operator(f"{op}_backward")(*values)
-    return run(f"{op}_backward", values)
 
 
 def _by_definition(op: str, call, grads, needs: list[bool]) -> tuple[Tensor, ...]:
@@ -140,10 +150,12 @@ def _described(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
     return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
 
 
-def _check_saved(op: str, names: Sequence[str], found: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
+def _check_saved(ctx, tensors: Sequence[Tensor | None]) -> None:
     """Raise where a saved-tensor hook returned a tensor of another type, shape, device or layout."""
-    if (got := _described(found)) == expected:
-        return
-    name, now, was = next(three for three in zip(names, got, expected, strict=True) if three[1] != three[2])
-    now, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (now, was))
-    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {now}; it was saved as {was}")
+    names = *ctx.make._fields, *arguments.kept(ctx.make)
+    for name, now, was in zip(names, _described(tensors), ctx.described, strict=True):
+        if now != was:
+            now, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (now, was))
+            raise RuntimeError(
+                f"retro_kernels.{ctx.op}: a saved-tensor hook returned {name} as {now}; it was saved as {was}"
+            )

@@ -1,7 +1,8 @@
 """Floating-point operations of every op, for `torch.utils.flop_counter.FlopCounterMode`.
 
-They are counted as torch counts its own attention: 2 per multiply-add of the matrix products, every query with every
-key. Masks, windows and causality do not lower a count. A backward pass counts recomputed products too.
+As in torch's formulas for its own attention, a multiply-add counts as 2, only matrix products are counted, and every
+query is multiplied with every key: masks, windows and causality do not lower a count. The products that a backward pass
+computes again count too.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 from torch import Tensor
+
+from . import private
 
 Value = TypeVar("Value")
 
 _MOST = 4096  # entries; a full memo is emptied, which costs less than to keep the order of their use
 _MEMO: dict[tuple, object] = {}
-_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 _OPTIONS = frozenset((int, float, bool, str))
 
 
@@ -55,16 +55,12 @@ class Known(dict):
         return found
 
 
-class _Running(threading.local):
-    known: Known | None = None
-
-
-_RUNNING = _Running()
+_RUNNING = threading.local()  # known: the stored values of this thread's call
 
 
 def within(known: Known, run: Callable[..., Value], *arguments) -> Value:
     """Run a pass of a backend, inside which `current` returns the stored values of the call's layout."""
-    before, _RUNNING.known = _RUNNING.known, known
+    before, _RUNNING.known = getattr(_RUNNING, "known", None), known
     try:
         return run(*arguments)
     finally:
@@ -73,15 +69,15 @@ def within(known: Known, run: Callable[..., Value], *arguments) -> Value:
 
 def current() -> Known:
     """Return the stored values of the layout of this thread's call, or an empty `Known` outside an operator."""
-    return Known() if _RUNNING.known is None else _RUNNING.known
+    found = getattr(_RUNNING, "known", None)
+    return Known() if found is None else found
 
 
-def key(values, aligned: bool = False) -> tuple | None:
-    """Return the layout of a call, or of other tensors and options. None if they have no plain layout.
+def key(values) -> tuple | None:
+    """Return the layout of a call, or of a tuple of tensors. None if a value has no plain layout.
 
-    The key is flat and unambiguous: each value adds None, four parts of a tensor, two of an option, or the branch of a
-    moving position. aligned: each tensor adds its alignment too, to which kernels are specialised. Only the
-    implementation of an operator may ask for it, because wrapped tensors have no address.
+    The layout is one flat tuple. A tensor adds five parts, the last of which is its alignment, because kernels are
+    specialised to it. An option adds its type and its value. A moving position adds what it decides, by `place`.
     """
     parts: list = []
     moving = _moving(values.__class__)
@@ -89,12 +85,10 @@ def key(values, aligned: bool = False) -> tuple | None:
         kind = value.__class__
         if value is None:
             parts.append(None)
-        elif kind in _ORDINARY or (aligned and isinstance(value, Tensor)):
-            if value.layout is not torch.strided or value.is_nested:
+        elif isinstance(value, Tensor):
+            if private.dispatch_keys(value).raw_repr() not in private.ORDINARY:
                 return None
-            parts += value.dtype, value.shape, value.stride(), value.device
-            if aligned:
-                parts.append(value.data_ptr() & 15)
+            parts += value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
         elif at == moving and kind is int:
             try:
                 parts.append(values.place(value)[1])
@@ -113,23 +107,18 @@ def _moving(kind: type) -> int | None:
     return kind._fields.index(kind.MOVES) if hasattr(kind, "MOVES") else None
 
 
-def checked(op: str, call, layout: tuple):
-    """Return the call with its arguments checked and defaults filled in. The first call of a layout is checked."""
-    found = once(("checked", op), layout, lambda: _changes(call))
-    if not found:
-        return call
-    values = list(call)
-    for at, value, source in found:
-        values[at] = value if source is None else call[source]
-    return call._make(values)
+def sources(call, resolved) -> tuple[tuple[int | None, object], ...]:
+    """Return for each field of a resolved call the field of the call that it came from, or None and its value.
 
-
-def _changes(call) -> tuple[tuple[int, object, int | None], ...]:
-    """Check a call. Return the fields that the check changes, as (field, its value, None).
-
-    A position that is a tensor moves to a field of its own: (field, None, field of the position).
+    A position that is a tensor came from the moving position.
     """
-    moving, resolved = _moving(call.__class__), call.checked()
-    pairs = enumerate(zip(call, resolved, strict=True))
-    changed = [(at, new) for at, (old, new) in pairs if new is not old]
-    return tuple((at, None, moving) if isinstance(new, Tensor) else (at, new, None) for at, new in changed)
+    moving = _moving(call.__class__)
+    return tuple(
+        (at, None) if new is old else (moving, None) if isinstance(new, Tensor) else (None, new)
+        for at, (old, new) in enumerate(zip(call, resolved, strict=True))
+    )
+
+
+def filled(call, found: tuple[tuple[int | None, object], ...]):
+    """Return another call of the layout, resolved by its `sources`."""
+    return call._make([value if source is None else call[source] for source, value in found])

@@ -8,14 +8,14 @@ per layout, because sizes and integers become addresses.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..checks import has_rows
-from . import dispatch, flops, layouts, private, transforms
-from .arguments import CALLS, check_resolved, kept, with_dense_rows
+from . import arguments, flops, layouts, private, transforms
+from .arguments import CALLS, kept
 from .call import IMPLEMENTATIONS, operator
 
 NAMESPACE = "retro_kernels"
@@ -35,18 +35,20 @@ def register(op: str, call_type: type, tangents: Callable[..., tuple[Tensor | No
     tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     CALLS[op] = call_type
-    fields, arguments, count = len(call_type._fields), schema(call_type), len(call_type.RETURNS)
+    fields, declared, count = len(call_type._fields), schema(call_type), len(call_type.RETURNS)
     saved = len(kept(call_type))
     outputs = "".join(f"Tensor {name}, " for name in kept(call_type))
     grads = ", ".join(f"Tensor? grad_{name}" for name in call_type.RETURNS)
     result = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
-    LIBRARY.define(f"{op}({arguments}, str? backend) -> {result}")
-    LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
+    LIBRARY.define(f"{op}({declared}, str? backend) -> {result}")
+    LIBRARY.define(f"{op}_backward({declared}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
 
-    def forward(*args):
+    def forward(*args, known: layouts.Known | None = None):
         call = call_type(*args[:fields])
         with _full_precision(call), _on_device(call[0]):
-            known = _known(op, call, args[fields])
+            if known is None:
+                first = functools.partial(arguments.known, op, call, args[fields])
+                known = layouts.once((op, args[fields]), layouts.key(call), first)
             outs = tuple([out.contiguous() for out in layouts.within(known, known["backend"].forward, call)])
         return outs if count > 1 else outs[0]
 
@@ -54,14 +56,17 @@ def register(op: str, call_type: type, tangents: Callable[..., tuple[Tensor | No
         outs = call_type(*args[:fields]).empty_outputs()
         return outs if count > 1 else outs[0]
 
-    def backward(*args):
+    def backward(*args, known: layouts.Known | None = None):
         call, backend, needs = call_type(*args[:fields]), args[fields], tuple(args[-1])
         given = args[fields + 1 : -1]
         with _full_precision(call), _on_device(call[0]):
-            known = _known_backward(op, call, given, backend)
-            outs, grads = given[:saved], given[saved:]
+            if known is None:
+                both = layouts.key(call), layouts.key(given)
+                first = functools.partial(arguments.known_backward, op, call, given, backend)
+                known = layouts.once((op, "backward", backend), None if None in both else both, first)
             if not known["dense"]:
-                call, outs, grads = _readable(call, outs, grads)
+                call, given = arguments.readable(call, given)
+            outs, grads = given[:saved], given[saved:]
             run = known["backend"].backward
             results = layouts.within(known.once(needs, layouts.Known), run, call, outs, grads, needs)
         return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
@@ -72,16 +77,11 @@ def register(op: str, call_type: type, tangents: Callable[..., tuple[Tensor | No
         return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]
 
     def forward_transformed(*args):
-        outs = transforms.forward(op, call_type(*args[:fields]), args[fields])
-        return outs if count > 1 else outs[0]
-
-    def backward_transformed(*args):
-        call, given = call_type(*args[:fields]), args[fields + 1 : -1]
-        return list(transforms.backward(op, call, args[fields], given[:saved], given[saved:], args[-1]))
+        return transforms.forward(op, call_type(*args[:fields]), args[fields])
 
     for name, run, fake, transformed in (
         (op, forward, forward_fake, forward_transformed),
-        (f"{op}_backward", backward, backward_fake, backward_transformed),
+        (f"{op}_backward", backward, backward_fake, functools.partial(transforms.backward, op)),
     ):
         IMPLEMENTATIONS[name] = run
         for device in ("CPU", "CUDA"):
@@ -121,54 +121,6 @@ def _register_derivatives(name: str, transformed: Callable) -> None:
     LIBRARY.impl(name, differentiated, "Autograd")
     # The kernels below this key receive tensors that have lost their tangents and batch dimensions.
     LIBRARY.impl(name, inside_transforms, "FuncTorchDynamicLayerFrontMode")
-
-
-def _known(op: str, call, backend: str | None) -> layouts.Known:
-    """Return the stored values of a resolved call's layout, at least its backend. The first call of a layout is checked
-    here, because sizes and integers become addresses and no check precedes a raw operator.
-    """
-
-    def first() -> layouts.Known:
-        check_resolved(call)
-        return layouts.Known(backend=dispatch.choose_backend(op, call, backend))
-
-    return layouts.once((op, backend), layouts.key(call, aligned=True), first)
-
-
-def _known_backward(op: str, call, given: Sequence[Tensor | None], backend: str | None) -> layouts.Known:
-    """Return the stored values of a backward pass: its backend, and whether that backend reads the tensors as they are.
-
-    given: the outputs that the backward pass reads, then the gradients of all outputs; they must have the types and
-    shapes of the outputs.
-    """
-
-    def first() -> layouts.Known:
-        saved = len(kept(call))
-        readable, outs, grads = _readable(call, given[:saved], given[saved:])
-        check_resolved(readable)
-        meta = call._make(x.to("meta") if isinstance(x, Tensor) else x for x in call)
-        made = dict(zip(call.RETURNS, meta.empty_outputs(), strict=True))
-        named = {**{name: made[name] for name in kept(call)}, **{f"grad_{name}": out for name, out in made.items()}}
-        for (name, out), value in zip(named.items(), given, strict=True):
-            if value is not None and (value.dtype != out.dtype or value.shape != out.shape):
-                got = f"{value.dtype} {list(value.shape)}"
-                raise ValueError(f"{name}: expected {out.dtype} {list(out.shape)}; got {got}")
-        pairs = zip((*call, *given), (*readable, *outs, *grads), strict=True)
-        dense = all(copy is x for x, copy in pairs)
-        return layouts.Known(backend=dispatch.choose_backend(op, readable, backend), dense=dense)
-
-    both = layouts.key(call, aligned=True) + layouts.key(given, aligned=True)
-    return layouts.once((op, "backward", backend), both, first)
-
-
-def _readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
-    """Return the values, with copies of tensors without dense rows, so that a backward pass can read them.
-
-    An expanded gradient (out.sum().backward()) has no dense rows. A saved-tensor hook may return an input or output
-    without them.
-    """
-    outs = tuple([out.contiguous() for out in outs])
-    return with_dense_rows(call), outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

@@ -1,13 +1,9 @@
-"""All private names of torch that the package uses, with public fallbacks for versions that lack them.
-
-Tested with torch 2.11 to 2.13.
-"""
+"""All private names of torch that the package uses. Tested with torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
 import contextlib
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.autograd import forward_ad
@@ -16,24 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["dispatch_modes", "tree_leaves"]
 
-
-def _of_torch(name: str, otherwise):
-    """Return a name inside torch._C, or the public fallback."""
-    try:
-        return operator.attrgetter(name)(torch._C)
-    except AttributeError:
-        return otherwise
-
-
-_interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
-_functionalize = _of_torch("_functorch.TransformType.Functionalize", None)
-_dispatched = _of_torch("_len_torch_dispatch_stack", lambda: 1)
+_interpreter = torch._C._functorch.peek_interpreter_stack
 #: whether `is_grads_batched` made a tensor
-is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: False)
-_tangents_on = _of_torch("_is_fwd_grad_enabled", lambda: True)
-
-
-_keys, _Keys, _Key = torch._C._dispatch_keys, torch._C.DispatchKeySet, torch._C.DispatchKey
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+dispatch_keys, _Keys, _Key = torch._C._dispatch_keys, torch._C.DispatchKeySet, torch._C.DispatchKey
 
 
 def _ordinary() -> Iterator[int]:
@@ -44,16 +26,28 @@ def _ordinary() -> Iterator[int]:
         yield keys.add(_Key.ADInplaceOrView).add(getattr(_Key, f"Autograd{device}")).raw_repr()
 
 
-_ORDINARY = frozenset(_ordinary())
+#: `dispatch_keys(tensor).raw_repr()` of tensors that are neither wrapped nor computed when they are read
+ORDINARY = frozenset(_ordinary())
 
 
-def undisturbed(values: Sequence) -> bool:
-    """Whether torch's dispatcher would only call the implementation of an operator: no tracer, mode, transform or
-    profiler is on, and the tensors are ordinary ones on the CPU or a GPU.
-    """
-    if torch.autograd.profiler._is_profiler_enabled or not untraced():
-        return False
-    return all([_keys(x).raw_repr() in _ORDINARY for x in values if isinstance(x, torch.Tensor)])
+def untraced() -> bool:
+    """Whether no tracer, dispatch mode or transform is on."""
+    return torch._C._len_torch_dispatch_stack() == 0 and not torch.jit.is_tracing() and _interpreter() is None
+
+
+def transformed() -> bool:
+    """Whether a transform or forward mode is on."""
+    return _interpreter() is not None or forward_ad._current_level >= 0
+
+
+def undisturbed() -> bool:
+    """Whether torch's dispatcher would only call the implementation of an operator on ordinary tensors."""
+    return untraced() and forward_ad._current_level < 0
+
+
+def profiled() -> bool:
+    """Whether a profiler of torch is on. It hears of operators, not of their implementations."""
+    return torch.autograd.profiler._is_profiler_enabled
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:
@@ -61,20 +55,10 @@ def storage_users(storage: torch.UntypedStorage) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
-def untraced() -> bool:
-    """Whether no tracer, dispatch mode or transform is on. False if this torch can't tell."""
-    return _dispatched() == 0 and not torch.jit.is_tracing() and _interpreter() is None
-
-
-def transformed() -> bool:
-    """Whether a transform or forward mode is on."""
-    return _interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
-
-
 def functionalizing() -> bool:
     """Whether the innermost transform is `func.functionalize`."""
     interpreter = _interpreter()
-    return interpreter is not None and interpreter.key() == _functionalize
+    return interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Functionalize
 
 
 def functionalized(function: Callable, args: tuple):
@@ -118,7 +102,7 @@ def saved_for_backward(argument: str):
 
 def may_have_tangents() -> bool:
     """Whether forward mode is on."""
-    return getattr(forward_ad, "_current_level", 0) >= 0 and _tangents_on()
+    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
 
 
 def autograd_on() -> contextlib.AbstractContextManager:

@@ -8,7 +8,7 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,14 +20,15 @@ from . import call, private
 FORWARD_MODE: dict[str, Callable] = {}
 
 
-def forward(op: str, given, backend: str | None) -> tuple[Tensor, ...]:
-    """Return the outputs of a resolved call."""
-    return _Forward.apply(op, backend, type(given), *given)
+def forward(op: str, given, backend: str | None):
+    """Return the output of a resolved call, or its outputs, as the operator of the op does."""
+    outs = _Forward.apply(op, backend, type(given), *given)
+    return outs if len(outs) > 1 else outs[0]
 
 
-def backward(op: str, given, backend: str | None, outs, grads, needs: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Return the gradients that `needs` selects, as the operator `<op>_backward` lists them."""
-    return _Backward.apply(op, backend, len(given), tuple(needs), *given, *outs, *grads)
+def backward(op: str, *values) -> list[Tensor]:
+    """Return the gradients that the last value selects, as the operator `<op>_backward` does."""
+    return list(_Backward.apply(op, tuple(values[-1]), *values[:-1]))
 
 
 class _Forward(torch.autograd.Function):
@@ -43,7 +44,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        return call.gradients(ctx, grads, backward)
+        return call.gradients(ctx, grads)
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -60,8 +61,8 @@ class _Forward(torch.autograd.Function):
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(op: str, backend: str | None, fields: int, needs: tuple[bool, ...], *values):
-        return tuple(call.operator(f"{op}_backward")(*values[:fields], backend, *values[fields:], list(needs)))
+    def forward(op: str, needs: tuple[bool, ...], *values):
+        return tuple(call.operator(f"{op}_backward")(*values, list(needs)))
 
     @staticmethod
     def setup_context(ctx, inputs, grads):
