@@ -99,10 +99,10 @@ template <class T, class Elem, class To> void scores(const Context<T, Elem>& c, 
   });
 }
 
-// Replaces `lse2` and `delta` of few rows. Their forward pass added the terms of a score in another order than `scores`
-// does. So the probabilities would not add up to 1 with its log-sum-exp, and the mean of dP would belong to other
-// probabilities with its output. This stage goes over all blocks of keys once. It computes the maximum, the sum and the
-// mean of dP from the scores that the next stages compute again.
+// Replaces `lse2` and `delta` in calls of few rows. Their forward pass adds the terms of a score in an order of its
+// own, so its scores and those of `scores` are rounded differently. Probabilities from `scores` and the forward pass's
+// log-sum-exp would not add up to 1, and `delta` would not be their mean of dP. This stage goes over all blocks of keys
+// once, and computes the maximum, the sum and the mean of dP from `scores`.
 template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const Tokens& tokens, int g, const Unit& unit,
                                              const Workspace<T, Elem>& w, const State<Elem>& st) {
   RunningMeans total;

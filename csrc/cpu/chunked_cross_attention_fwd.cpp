@@ -271,7 +271,7 @@ template <class T, class Elem> void task(const Context<T, Elem>& c, const Heads&
   const int count = static_cast<int>(units.size());
   if (!count)
     return;
-  // the number is equal for all tasks, so that the cache of relative keys keeps its address
+  // room for the most units that a task may have: the cache of relative keys then has the same address in every task
   const int most = n.blocks * (here.last - here.first);
   auto w = in_scratch<Workspace<T, Elem>>(n, most);
   const bool stays = next.b == here.b && next.u == here.u;

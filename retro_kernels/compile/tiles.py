@@ -48,13 +48,12 @@ class Tile:
 
 
 def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
-    """Return the committed tile for a call: the most specific row of the op's table that fits it.
+    """Return the committed tile for a call: that of the most specific row of the op's table.
 
-    Only rows of the newest architecture up to the target's are considered. A row fits if the call is within its sizes;
-    a row with "with": "dropout+masked" fits only calls with both options. Among the rows that fit, the
-    smallest width decides, then the largest number of options, then the smallest number of rows. The result depends
-    only on the arguments and the table. A block is at most as large as the query says, and at least 16, the smallest
-    product of a tensor core.
+    The rows of one architecture are compared: the newest that is not newer than the target. A row fits calls up to its
+    width and its number of queries. A row with "with": "dropout+masked" fits only calls that have both options. The row
+    with the smallest width is chosen; of several, the one with the most options; of these, the one with the fewest
+    queries. Its blocks are cut to the sizes of the call, but never below 16, the smallest product of a tensor core.
 
     >>> choose_tile("chunked_cross_attention", TileQuery("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64

@@ -166,7 +166,7 @@ def score(
             with torch.autocast(device.type, dtype=dtype, enabled=autocast is not None):
                 try:
                     (_, losses), vocab_size = batch_loss(model, batch)
-                except IndexError as error:  # of an embedding
+                except IndexError as error:  # an embedding has no row for a token
                     most = max(int(t.max()) for t in (batch.tokens, batch.neighbours) if t is not None and t.numel())
                     raise ValueError(f"model: expected a vocabulary of at least {most + 1} tokens; {error}") from error
             _add_losses(store, jobs, batch, losses, vocab_size, nats, tokens)

@@ -125,7 +125,7 @@ def test_each_tree_compiles_its_changed_launches_and_the_base_none_that_vanished
 
 def test_static_metrics_of_one_name_and_another_case_are_not_compared():
     old, new = (static_record(stack_bytes=n, values={"x": torch.zeros(n + 1)}) for n in (0, 8))
-    unknown = static_record()  # of a tree that does not tell the arguments: its name counts
+    unknown = static_record()  # a tree that does not tell the arguments is compared by name
     assert regressions.regressions([old], [new]) == []
     (change,) = regressions.changed([old], [new])
     assert change.endswith("another case, not compared: x: float32 [9], was float32 [1]")

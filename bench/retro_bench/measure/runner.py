@@ -266,7 +266,7 @@ def status_of(e: Exception) -> tuple[str, str]:
 def _timed(
     run: Run, case: Case, dtype: str, mode: str, answers: dict[bool, Answers], seed: int, entries: list[Entry]
 ) -> Iterator[Record]:
-    """Time the contenders that passed, in turns. Yield the record of each as it ends, and finally with its ratios."""
+    """Time the contenders that passed, in turns. Yield each record as its timing ends, and all again with ratios."""
     backward = mode == "fwdbwd"
     now = {entry.contender.name: replace(entry) for entry in entries}
     calls, times = {}, {}

@@ -50,9 +50,10 @@ class Answers:
     more: Callable[[], dict[str, numerics.Errors]] | None = None
 
     def fault(self, contender: Contender, results: list[Tensor], others: list[Tensor]) -> str | None:
-        """Return what is wrong with the form of the outputs, or with the memory in which they are.
+        """Return why outputs are refused whatever their values are; None for outputs that can be compared.
 
-        A baseline may return other types than the reference, as torch's own functions do.
+        They have another form than the reference's, or they share memory with an input or an earlier result. A baseline
+        may return other types than the reference, as torch's own functions do.
         """
         given = [t for _, t in checked_inputs.tensors(self.arguments)]
         device = given[0].device if given else torch.device("cpu")

@@ -107,10 +107,13 @@ class Bench:
         return None if verdict.passed else ("numerics", verdict.complaint())
 
     def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
-        """Check each of `rows` instead of `old`, then time the right ones in turns. `kept` changes stay in place."""
+        """Check the op with each of `rows` in the place of `old`. Then time those with right results, in turns.
+
+        The changes of other rows that were `kept` stay in the table.
+        """
         trials: dict[int, Trial] = {}
         calls: dict[str, Callable[[], Any]] = {}
-        with contextlib.suppress(RuntimeError, ValueError):  # `fault` finds them again
+        with contextlib.suppress(RuntimeError, ValueError):  # `fault` meets the same error, and reports it
             retro_kernels.warm_up(*[self._with(op, [*kept, (old, row)]) for row in rows])
         for i, row in enumerate(rows):
             with in_place(op, [*kept, (old, row)]):

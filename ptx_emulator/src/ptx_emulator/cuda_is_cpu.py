@@ -138,7 +138,7 @@ def _put(value, place: str | None):
     return value
 
 
-#: operations that refuse tensors of two devices; those of no dimension are numbers
+#: operations that refuse tensors on two devices, unless one has no dimensions, which counts as a number
 _ONE_DEVICE = {
     "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "rtruediv", "itruediv",
     "pow", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge", "cat", "stack", "matmul", "rmatmul",

@@ -44,7 +44,7 @@ _KNOWN_SPECIALS = {
     "%cluster_nctarank",
     *(f"%{n}.{axis}" for n in _SIZES for axis in "xyz"),
 }
-_MOST_WARPS = 64  # of a cluster: machine.h has a bit for each
+_MOST_WARPS = 64  # in a cluster, because machine.h has one bit for each
 
 
 class EmulationError(RuntimeError):

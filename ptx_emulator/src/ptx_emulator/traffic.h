@@ -129,7 +129,7 @@ class Order {
   }
 
  private:
-  struct View {  // of one CTA
+  struct View {  // what one CTA has seen
     int32_t cta = 0, clock = 0;
     Clocks seen = {};
     std::vector<Shared> unfenced = {};          // learnt by relaxed reads: a fence acquires it

@@ -88,10 +88,11 @@ class ChunkedCrossAttention(NamedTuple):
     empty_outputs = _attention_call.attention_outputs
 
     def place(self, position: int) -> tuple[dict[str, int], object]:
-        """Return the numbers that kernels take of a position, and its branch, which is the number of chunks that the
-        rows attend. first_chunk is -1 if the first rows attend nothing.
+        """Return the numbers that kernels take of a position, and its branch: how many chunks the rows attend.
 
-        If batch entries have their own starts, the number is the largest of any entry, and first_chunk is unused.
+        first_chunk is the first of these chunks, or -1 if the first rows attend nothing. If batch entries have starts
+        of their own, no kernel reads first_chunk, and the branch is the largest number of chunks that an entry may
+        attend. A position at which the call is not valid is a branch of its own.
         """
         n, m = self.query.shape[1], self.chunk_len
         if self.batch_start is not None:

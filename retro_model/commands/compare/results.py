@@ -228,7 +228,7 @@ def markdown(made: Mapping) -> str:
     """Return a record as a paragraph and a table of Markdown."""
     library, rows = made["library"], made["contenders"]
     scored = {name: part["share_of_bytes"] for name, part in rows["alone"]["by_leakage"].items()}
-    share = library["bytes_by_leakage"] | scored  # of the scored documents, which may be the first of those held out
+    share = library["bytes_by_leakage"] | scored  # a run may score only the first of the held-out documents
     lines = [
         f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most "
         f"{made['plan']['held_bytes']} characters of each; library of {library['documents']:,} documents, "

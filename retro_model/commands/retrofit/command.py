@@ -67,7 +67,7 @@ def run(
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
     """
     texts.check_results_folder(folder, folder_of_texts)
-    decoder = decoder_folder(decoder, show)  # first: it says what is missing before anything slow is imported
+    decoder = decoder_folder(decoder, show)  # before the slow imports, because it says what is missing
     from retro_model.integrations.huggingface import RetrofitForCausalLM
 
     if attention not in ATTENTION:
