@@ -14,7 +14,8 @@ from ..core import layouts
 from .launch import Scalars, launch, power_of_two
 
 _MOST = 3  # sums of a launch
-_PARTS, _TILE = 64, 2048  # most parts, and elements, of a tile; few columns, because a gradient is often small
+_PARTS, _TILE = 64, 2048  # most parts, and elements, of a tile
+_SMALL = 8192  # elements of a gradient, like a bias, whose tile always has the most parts: so few kernels are compiled
 _SIZES = ("count", "groups", "size", "part_size", "shift")
 _NUMBERS = tuple(f"{name}_{i}" for i in range(_MOST) for name in _SIZES)
 _POINTERS = tuple((f"part_{i}", f"out_{i}") for i in range(_MOST))
@@ -114,7 +115,7 @@ def _scalars(parts: list[Parts]) -> Scalars:
         width, size = like.shape[-1], like.numel() // groups
         part_size = size if part_rows is None else part_rows * width
         count = part.numel() // (groups * part_size)
-        rows = min(_PARTS, power_of_two(count, 1))
+        rows = _PARTS if size <= _SMALL else min(_PARTS, power_of_two(count, 1))
         values = count, groups, size, part_size, shift * width, rows
         arguments |= {f"{name}_{i}": value for name, value in zip((*_SIZES, "BLOCK_P"), values, strict=True)}
         programs += groups * -(-size // (_TILE // rows))

@@ -95,4 +95,4 @@ def test_training_launches_what_was_compiled_ahead_of_time(op):
         torch.autograd.grad(out.sum(), leaves)
     made = {aot._key(aot.CompileCase("", "", launch), KNOWN[90]): launch for launch in launched}
     shipped = {aot._key(case, KNOWN[90]) for _, case in aot.cases(KNOWN[90], f"{op}/")}
-    assert len(made) >= 5 and not [launch.name for key, launch in made.items() if key not in shipped]
+    assert len(made) >= 4 and not [launch.name for key, launch in made.items() if key not in shipped]
