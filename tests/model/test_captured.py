@@ -104,6 +104,7 @@ def test_where_there_is_no_graph_to_be_had():
 
 
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
+@pytest.mark.nightly
 def test_compiled_steps_launch_the_same_on_the_same_memory(stand_in, monkeypatch):
     """For sm_90, emulated: plain and replayed tokens agree, and every replay has the same launches."""
     pytest.importorskip("triton")

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, guard_bands, inputs
-from tests.conftest import examples, in_types
+from tests.conftest import in_types
 from tests.ops.same import assert_repeats
-from tests.ops.shapes import ATTENTION, SMALLEST
 
 OP = "chunked_cross_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -54,26 +51,6 @@ CASES = {
 @pytest.mark.parametrize(("name", "dtype"), in_types(CASES, DTYPES))
 def test_values_and_gradients(backend, name, dtype):
     compare.check(OP, inputs.cross_attention(3, dtype=dtype, **CASES[name]), backend)
-
-
-own = dict(
-    M=st.integers(1, 17),
-    K=st.integers(1, 3),
-    R=st.integers(1, 19),
-    query_start=st.integers(0, 30),
-    gate=st.booleans(),
-    mask=st.sampled_from([None, "neighbour", "token"]),
-    extra_chunks=st.integers(0, 1),
-)
-
-
-@settings(max_examples=examples(3, 60))
-@given(case=st.fixed_dictionaries(ATTENTION | own))
-@example(case=SMALLEST | dict(M=1, K=1, R=1, query_start=0, gate=True, mask="token", extra_chunks=0))
-def test_random_shapes(backend, case):
-    case = dict(case)
-    heads, groups = case.pop("grouping")
-    compare.check(OP, inputs.cross_attention(case.pop("seed"), dtype=torch.float32, H=heads, G=groups, **case), backend)
 
 
 @pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels import extensions
 from retro_kernels.testing import compare, guard_bands, inputs
-from tests.conftest import examples
 
 OP = "leaky_average"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -36,19 +33,6 @@ CASES = {
 def test_values_and_gradients(backend, name, dtype):
     kw = inputs.leaky(3, dtype=dtype, **CASES[name])
     compare.check(OP, kw, backend)
-
-
-@settings(max_examples=examples(4, 60))
-@given(
-    B=st.integers(1, 3),
-    N=st.integers(1, 70),
-    H=st.integers(1, 3),
-    D=st.integers(1, 40),
-    initial=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_random_shapes(backend, B, N, H, D, initial, seed):
-    compare.check(OP, inputs.leaky(seed, B=B, N=N, H=H, D=D, initial=initial), backend)
 
 
 @pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason=str(extensions.unavailable("_cpu")))
@@ -102,19 +86,6 @@ def test_sequences_join(backend):
     first = rk.leaky_average(kw["x"][:, :17], kw["decay"], initial=kw["initial"], backend=backend)
     second = rk.leaky_average(kw["x"][:, 17:], kw["decay"], initial=first[:, -1], backend=backend)
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
-
-
-@settings(max_examples=examples(4, 60))
-@given(
-    N=st.integers(1, 70),
-    D=st.integers(1, 20),
-    segments=st.integers(1, 40),
-    initial=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_random_documents(backend, N, D, segments, initial, seed):
-    kw = inputs.leaky(seed, N=N, D=D, segments=segments, initial=initial)
-    compare.check(OP, kw, backend)
 
 
 def test_documents_equal_separate_calls(backend):

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, guard_bands, inputs
-from tests.conftest import examples, in_types
+from tests.conftest import in_types
 from tests.ops.same import assert_repeats
-from tests.ops.shapes import ATTENTION, SMALLEST
 
 OP = "relative_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -75,30 +72,6 @@ CASES = {
 def test_values_and_gradients(backend, name, dtype):
     kw = inputs.self_attention(3, dtype=dtype, **CASES[name])
     compare.check(OP, kw, backend)
-
-
-own = dict(
-    S=st.integers(1, 40),
-    causal=st.booleans(),
-    causal_gap=st.integers(0, 2),
-    window=st.sampled_from([None, 1, 2, 7, 30]),
-    query_offset=st.one_of(st.none(), st.integers(-20, 40)),
-    key_mask=st.booleans(),
-    segments=st.booleans(),
-)
-
-
-@settings(max_examples=examples(6, 60))
-@given(case=st.fixed_dictionaries(ATTENTION | own))
-@example(
-    case=SMALLEST | dict(S=1, causal=True, causal_gap=1, window=1, query_offset=None, key_mask=True, segments=True)
-)
-def test_random_shapes(backend, case):
-    case = dict(case)
-    heads, groups = case.pop("grouping")
-    if not case["causal"]:
-        case["causal_gap"] = 0
-    compare.check(OP, inputs.self_attention(case.pop("seed"), dtype=torch.float32, H=heads, G=groups, **case), backend)
 
 
 @pytest.mark.parametrize("start", range(-8, 9))
@@ -176,22 +149,6 @@ def test_causality(backend):
     kw["key"][:, 7], kw["value"][:, 7] = 7.0, -7.0
     changed = (rk.relative_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
     assert changed.nonzero().flatten().tolist() == [7, 8, 9]
-
-
-@settings(max_examples=examples(4, 40))
-@given(
-    N=st.integers(1, 90),
-    S=st.integers(1, 90),
-    block=st.integers(1, 40),
-    offset=st.integers(-60, 90),
-    causal=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_random_blocks(backend, N, S, block, offset, causal, seed):
-    kw = inputs.self_attention(
-        seed, N=N, S=S, B=1, H=2, window_block=block, query_offset=offset, causal=causal, key_mask=seed % 2 == 0
-    )
-    compare.check(OP, kw, backend)
 
 
 def test_a_block_sees_itself_and_the_one_before(backend):

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, guard_bands, inputs
-from tests.conftest import examples
 
 OP = "relative_logits"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -38,32 +35,6 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(backend, name, dtype):
     compare.check(OP, inputs.relative_logits(3, dtype=dtype, **CASES[name]), backend)
-
-
-shapes = st.fixed_dictionaries(
-    dict(
-        B=st.integers(1, 2),
-        N=st.integers(1, 40),
-        H=st.integers(1, 3),
-        E=st.sampled_from([1, 2, 5, 16, 40]),
-        key_len=st.integers(1, 40),
-        heads=st.sampled_from(["each", "shared"]),
-        biases=st.booleans(),
-        query_offset=st.integers(-40, 40),
-        seed=st.integers(0, 99),
-        bounded=st.one_of(st.none(), st.tuples(st.integers(-60, 60), st.integers(1, 50))),
-    )
-)
-
-
-@settings(max_examples=examples(6, 50))
-@given(case=shapes)
-def test_random_shapes(backend, case):
-    case = dict(case)
-    bounded = case.pop("bounded")
-    if bounded is not None:
-        case["rel_start"], case["T"] = bounded
-    compare.check(OP, inputs.relative_logits(case.pop("seed"), dtype=torch.float32, **case), backend)
 
 
 @pytest.mark.parametrize("start", range(-7, 8))
