@@ -6,74 +6,99 @@
 #include <cmath>
 #include <vector>
 
+#include "pack.h"
 #include "parallel.h"
 #include "simd.h"
 
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t TOKENS = 32;  // tokens per task; several, because neighbouring values of lse share cache lines
+constexpr int TOKENS = 32;  // maximum number of tokens per task, whose heads are processed together
+constexpr float NONE = -1;  // weight of a part with lse -inf: it does not count, even if its out is NaN
 
-// The parts that count for one row. A part with lse -inf does not count, even if its out is NaN.
-struct Parts {
-  std::vector<int64_t> index;
-  std::vector<float> weight;  // padded to whole vectors
+// Weights of the parts, for the tokens [first, first + count) of batch entry b. Tokens are the lanes of a vector.
+class Weights {
+ public:
+  const int64_t b, first;
+  const int count;
 
-  explicit Parts(int64_t parts) : index(parts), weight(ceil_div(parts, LANES) * LANES) {}
-
-  // Lists the parts and returns the log-sum-exp. The weights are divided by their sum: exp(lse_p - lse) would contain
-  // the rounding error of a large lse as a common factor.
-  float list(const View& lses, int64_t b, int64_t h, int64_t n) {
-    index.clear();
-    std::fill(weight.begin(), weight.end(), -INFINITY);
-    float top = -INFINITY;
-    for (int64_t p = 0; p < lses.size[0]; ++p) {
-      const float x = *lses.at<const float>(p, b, h, n);
-      if (x == -INFINITY)
-        continue;
-      top = x > top || std::isnan(x) ? x : top;
-      weight[index.size()] = x;
-      index.push_back(p);
+  // Reads `lses` and writes the log-sum-exp to `lse`, unless that is null. The weights are divided by their sum:
+  // exp(lse_p - lse) would contain the rounding error of a large lse as a common factor.
+  Weights(const View& lses, const View& lse, int64_t b_, int64_t first_, int count_)
+      : b(b_), first(first_), count(count_), parts_(lses.size[0]), weights_(lses.size[2] * parts_ * TOKENS) {
+    for (int64_t h = 0; h < lses.size[2]; ++h) {
+      float* const w = &weights_[h * parts_ * TOKENS];
+      for (int64_t p = 0; p < parts_; ++p) {
+        const float* from = lses.at<const float>(p, b, h, first);
+        std::fill_n(w + p * TOKENS, pad(count), -INFINITY);
+        for (int t = 0; t < count; ++t)
+          w[p * TOKENS + t] = from[t * lses.stride[3]];
+      }
+      for (int t = 0; t < count; t += LANES) {
+        float top[LANES], total[LANES];
+        normalise(w + t, top, total);
+        for (int i = t; lse && i < std::min(count, t + LANES); ++i)
+          *lse.at<float>(b, h, first + i) = static_cast<float>(std::log(double{total[i - t]}) + top[i - t]);
+      }
     }
-    if (index.empty())
-      return -INFINITY;
-    const int64_t count = static_cast<int64_t>(index.size());
-    Vec sums = zero();
-    for (int64_t i = 0; i < count; i += LANES) {
-      const Vec x = exp(load(&weight[i]) - broadcast(top));
-      store(&weight[i], x);
-      sums = sums + x;
-    }
-    const float total = sum(sums);
-    for (int64_t i = 0; i < count; i += LANES)
-      store(&weight[i], load(&weight[i]) / broadcast(total));
-    return static_cast<float>(std::log(double{total}) + top);
   }
+  // Returns the weight of part 0 for token `first` + t. The weights of the other parts follow, TOKENS apart.
+  const float* of(int64_t h, int t) const { return &weights_[h * parts_ * TOKENS + t]; }
+
+ private:
+  // Replaces the lse of LANES tokens by weights. Writes the largest lse, or 0 if no part counts, and the sum of the
+  // weights before the division.
+  void normalise(float* w, float* top, float* total) const {
+    const Vec none = broadcast(-INFINITY);
+    Vec most = none, sums = zero();
+    for (int64_t p = 0; p < parts_; ++p) {
+      const Vec x = load(w + p * TOKENS);
+      most = select(gt(x, most), x, most);
+    }
+    most = select(gt(most, none), most, zero());  // avoid -inf - -inf
+    for (int64_t p = 0; p < parts_; ++p) {
+      const Vec x = load(w + p * TOKENS), e = exp(x - most);
+      const Mask hidden = ge(none, x);  // false if x is NaN
+      sums = sums + select(hidden, zero(), e);
+      store(w + p * TOKENS, select(hidden, broadcast(NONE), e));
+    }
+    for (int64_t p = 0; p < parts_; ++p) {
+      const Vec x = load(w + p * TOKENS);
+      store(w + p * TOKENS, select(gt(zero(), x), x, x / sums));
+    }
+    store(top, most);
+    store(total, sums);
+  }
+
+  int64_t parts_;
+  std::vector<float> weights_;  // [heads][parts][TOKENS]
 };
 
-// Calls f(parts, b, n) for every token, with the thread's own list of parts.
-template <class Function> void each_token(const View& lses, int threads, Function&& f) {
-  const int64_t N = lses.size[3], tokens = lses.size[1] * N;
-  parallel_for(ceil_div(tokens, TOKENS), threads, [&](int64_t task) {
-    Parts parts(lses.size[0]);
-    for (int64_t t = task * TOKENS; t < std::min(tokens, (task + 1) * TOKENS); ++t)
-      f(parts, t / N, t % N);
+// Calls f(weights) for blocks of tokens, which are tasks.
+template <class Function> void each_block(const View& lses, const View& lse, int threads, Function&& f) {
+  const int64_t N = lses.size[3], blocks = ceil_div(N, TOKENS);
+  parallel_for(lses.size[1] * blocks, threads, [&](int64_t task) {
+    const int64_t first = task % blocks * TOKENS;
+    f(Weights(lses, lse, task / blocks, first, static_cast<int>(std::min<int64_t>(TOKENS, N - first))));
   });
 }
 
 template <class T> void merge(const View& outs, const View& lses, const View& out, const View& lse, int threads) {
-  const int64_t heads = outs.size[3], width = outs.size[4];
-  each_token(lses, threads, [&](Parts& parts, int64_t b, int64_t n) {
-    for (int64_t h = 0; h < heads; ++h) {
-      *lse.at<float>(b, h, n) = parts.list(lses, b, h, n);
-      T* to = out.at<T>(b, n, h);
-      vectors(width, [&](int64_t d, auto... count) {
-        Vec total = zero();
-        for (size_t i = 0; i < parts.index.size(); ++i)
-          total = fma(broadcast(parts.weight[i]), load(outs.at<const T>(parts.index[i], b, n, h) + d, count...), total);
-        store(to + d, total, count...);
-      });
-    }
+  const int64_t parts = outs.size[0], heads = outs.size[3], width = outs.size[4];
+  each_block(lses, lse, threads, [&](const Weights& weights) {
+    for (int t = 0; t < weights.count; ++t)
+      for (int64_t h = 0; h < heads; ++h) {
+        const float* w = weights.of(h, t);
+        const T* from = outs.at<const T>(0, weights.b, weights.first + t, h);
+        T* to = out.at<T>(weights.b, weights.first + t, h);
+        vectors(width, [&](int64_t d, auto... count) {
+          Vec total = zero();
+          for (int64_t p = 0; p < parts; ++p)
+            if (w[p * TOKENS] != NONE)
+              total = fma(broadcast(w[p * TOKENS]), load(from + p * outs.stride[0] + d, count...), total);
+          store(to + d, total, count...);
+        });
+      }
   });
 }
 
@@ -81,40 +106,42 @@ template <class T> void merge(const View& outs, const View& lses, const View& ou
 // products dout · out_p, and 0 for parts that do not count.
 template <class T> void differentiate(const View& outs, const View& lses, const View& dout, const View& dlse,
                                       const View& douts, const View& dlses, int threads) {
-  const int64_t heads = outs.size[3], width = outs.size[4];
-  each_token(lses, threads, [&](Parts& parts, int64_t b, int64_t n) {
-    std::vector<float> products(outs.size[0]);
-    for (int64_t h = 0; h < heads; ++h) {
-      parts.list(lses, b, h, n);
-      const T* grad = dout ? dout.at<const T>(b, n, h) : nullptr;
-      const size_t counted = parts.index.size();
-      float mean = 0;
-      for (size_t i = 0; i < counted && dlses; ++i) {
-        Vec product = zero();
-        const T* x = outs.at<const T>(parts.index[i], b, n, h);
-        if (grad)
-          vectors(width, [&](int64_t d, auto... count) {
-            product = fma(load(grad + d, count...), load(x + d, count...), product);
-          });
-        products[i] = sum(product);
-        mean += parts.weight[i] * products[i];
-      }
-      size_t i = 0;
-      for (int64_t p = 0; p < outs.size[0]; ++p) {
-        const bool counts = i < counted && parts.index[i] == p;
-        if (dlses)
-          *dlses.at<float>(p, b, h, n) =
-              counts ? parts.weight[i] * (products[i] - mean + (dlse ? *dlse.at<const float>(b, h, n) : 0.f)) : 0.f;
-        if (douts) {
+  const int64_t parts = outs.size[0], heads = outs.size[3], width = outs.size[4];
+  each_block(lses, View(), threads, [&](const Weights& weights) {
+    std::vector<float> products(parts);
+    const int64_t b = weights.b;
+    for (int t = 0; t < weights.count; ++t)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t n = weights.first + t;
+        const float* w = weights.of(h, t);
+        const T* grad = dout ? dout.at<const T>(b, n, h) : nullptr;
+        float mean = 0;
+        for (int64_t p = 0; p < parts && dlses; ++p) {
+          const T* x = outs.at<const T>(p, b, n, h);
+          Vec product = zero();
+          if (w[p * TOKENS] == NONE)
+            continue;
+          if (grad)
+            vectors(width, [&](int64_t d, auto... count) {
+              product = fma(load(grad + d, count...), load(x + d, count...), product);
+            });
+          products[p] = sum(product);
+          mean += w[p * TOKENS] * products[p];
+        }
+        const float more = dlse ? *dlse.at<const float>(b, h, n) : 0.f;
+        for (int64_t p = 0; p < parts; ++p) {
+          const bool counts = w[p * TOKENS] != NONE;
+          if (dlses)
+            *dlses.at<float>(p, b, h, n) = counts ? w[p * TOKENS] * (products[p] - mean + more) : 0.f;
+          if (!douts)
+            continue;
           T* to = douts.at<T>(p, b, n, h);
-          const Vec weight = broadcast(counts ? parts.weight[i] : 0.f);
+          const Vec weight = broadcast(w[p * TOKENS]);
           vectors(width, [&](int64_t d, auto... count) {
             store(to + d, counts && grad ? weight * load(grad + d, count...) : zero(), count...);
           });
         }
-        i += counts;
       }
-    }
   });
 }
 

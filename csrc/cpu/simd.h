@@ -4,8 +4,8 @@
 //   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
 //   REGISTERS MULTIPLIES_PAIRS           number of vector registers; whether dot(acc, a, b) is one instruction
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
-//   fma max min exp scale2 round         max(a, b) is b where either is NaN
-//   power_of_two times                   for exp2: n = power_of_two(x, p), the nearest integer; times(y, p) = y * 2^n
+//   fma max min round                    max(a, b) is b where either is NaN
+//   power_of_two times                   n = power_of_two(x, p), the nearest integer; times(y, p) = y * 2^n
 //   gt ge either select bits first       Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of                           across the lanes, in a fixed order
 //   exp exp2                             about 1 ulp
@@ -150,18 +150,19 @@ template <class... Coefficients> RETRO_INLINE Vec polynomial(Vec x, float leadin
   return p;
 }
 
-// Computes e^x to about 1 ulp, as 2^n * e^r with |r| <= ln2/2. The result is 0 at -inf and inf above 88.7, and NaN
-// stays NaN. The coefficients come from Cephes' expf.
+// Computes e^x to about 1 ulp, as 2^n * e^r with |r| <= ln2/2. The result is 0 below the smallest normal number and inf
+// above 88.7, or on some processors above 88.3. NaN stays NaN. The coefficients come from Cephes' expf.
 RETRO_INLINE Vec exp(Vec x) {
   constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
-  constexpr float LOWEST = -104.f, HIGHEST = 89.f;  // beyond these the result is 0 or inf
+  constexpr float LOWEST = LOWEST_POWER * (LN2_HIGH + LN2_LOW), HIGHEST = 89.f;  // beyond these the result is 0 or inf
   x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
-  const Vec n = round(x * broadcast(LOG2E));
+  Vec power;
+  const Vec n = power_of_two(x * broadcast(LOG2E), power);
   Vec r = fma(n, broadcast(-LN2_HIGH), x);
   r = fma(n, broadcast(-LN2_LOW), r);
   const Vec p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
                            5.0000001201e-1f);
-  return scale2(fma(p, r * r, r) + broadcast(1.f), n);
+  return times(fma(p, r * r, r) + broadcast(1.f), power);
 }
 
 // Computes 2^x to about 1 ulp, for a softmax in base 2. The result is 0 below the smallest normal number and 2^highest

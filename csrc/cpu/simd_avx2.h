@@ -86,14 +86,6 @@ RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   return sum - shift;
 }
 RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
-// Returns x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range.
-RETRO_INLINE Vec scale2(Vec x, Vec n) {
-  const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
-  const auto power = [](__m256i e) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
-  };
-  return x * power(half) * power(_mm256_sub_epi32(whole, half));
-}
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return {_mm256_cmp_ps(a, b, _CMP_GT_OQ)}; }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return {_mm256_cmp_ps(a, b, _CMP_GE_OQ)}; }

@@ -54,10 +54,12 @@ RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 RETRO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x * 2^n for an integer n
-constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;             // beyond these the result is 0 or inf
+constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
-RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
+// The result is 0 for powers below -126: an Intel core takes 85 ns for a result below the smallest normal number.
+RETRO_INLINE Vec times(Vec x, Vec power) {
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(power, _mm512_set1_ps(-126.f), _CMP_NLT_UQ), x, power);
+}
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }

@@ -94,11 +94,6 @@ RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   return n;
 }
 RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
-// Returns x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range.
-RETRO_INLINE Vec scale2(Vec x, Vec n) {
-  const int32x4_t whole = vcvtq_s32_f32(n), half = vshrq_n_s32(whole, 1), bias = vdupq_n_s32(127);
-  return x * shifted_power(vaddq_s32(half, bias)) * shifted_power(vaddq_s32(vsubq_s32(whole, half), bias));
-}
 
 RETRO_INLINE float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 RETRO_INLINE float max_of(Vec x) {

@@ -55,12 +55,6 @@ RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   return sum - shift;
 }
 RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
-// Returns x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range.
-RETRO_INLINE Vec scale2(Vec x, Vec n) {
-  const Mask whole = __builtin_convertvector(n, Mask), half = whole >> 1;
-  const auto power = [](Mask e) { return reinterpret_cast<Vec>((e + 127) << 23); };
-  return x * power(half) * power(whole - half);
-}
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return a > b; }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return a >= b; }

@@ -57,11 +57,9 @@ RETRO_INLINE uint32_t bits(Mask m) {
 }
 
 RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
-// Returns x * 2^n for an integer n. The result is rounded once, even if 2^n is out of range.
-RETRO_INLINE Vec scale2(Vec x, Vec n) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)); }
 constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
-RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
+RETRO_INLINE Vec times(Vec x, Vec power) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), power)); }
 
 RETRO_INLINE float sum(Vec x) {
   return svaddv_f32(all(), x);
