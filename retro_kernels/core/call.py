@@ -87,6 +87,7 @@ def save(ctx, op: str, backend: str | None, make: type, fields, outs, known: lay
     known: the stored values of an eager call.
     """
     ctx.op, ctx.backend, ctx.make, ctx.known = op, backend, make, known
+    ctx.twice = getattr(make, "TWICE", False)
     ctx.options = [None if isinstance(x, Tensor) else x for x in fields]
     tensors = [x if isinstance(x, Tensor) else None for x in fields]
     saved = *tensors, *[outs[make.RETURNS.index(name)] for name in arguments.kept(make)]
@@ -131,7 +132,7 @@ def gradients(ctx, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         if any([grad is not None and private.is_batched(grad) for grad in grads]):  # operators can't unbatch them
             remedy = "torch.func.vmap over torch.func.vjp is"
             raise NotImplementedError(f"retro_kernels.{op}: is_grads_batched is not implemented; {remedy}")
-        twice = getattr(make, "TWICE", False) and ctx.known is not None and torch.is_grad_enabled()
+        twice = ctx.twice and torch.is_grad_enabled()
         found = _by_definition(op, call, grads, needs) if twice else operator(f"{op}_backward")(*values)
     for place, grad in zip(itertools.compress(places, needs), found, strict=True):
         results[place] = grad

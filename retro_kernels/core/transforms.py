@@ -22,7 +22,7 @@ FORWARD_MODE: dict[str, Callable] = {}
 
 def forward(op: str, given, backend: str | None):
     """Return the output of a resolved call, or its outputs, as the operator of the op does."""
-    outs = _Forward.apply(op, backend, type(given), *given)
+    outs = _Forward.apply(op, backend, type(given), private.transformed(), *given)
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -33,14 +33,15 @@ def backward(op: str, *values) -> list[Tensor]:
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(op: str, backend: str | None, make: type, *fields):
+    def forward(op: str, backend: str | None, make: type, transformed: bool, *fields):
         outs = call.operator(op)(*fields, backend)
         return outs if isinstance(outs, tuple) else (outs,)
 
     @staticmethod
     def setup_context(ctx, inputs, outs):
-        op, backend, make, *fields = inputs
+        op, backend, make, transformed, *fields = inputs
         ctx.save_for_forward(*call.save(ctx, op, backend, make, fields, outs), *outs)
+        ctx.twice &= not transformed  # `torch.func` differentiates the operators alone
 
     @staticmethod
     def backward(ctx, *grads):
@@ -52,7 +53,7 @@ class _Forward(torch.autograd.Function):
             remedy = "reverse mode is (torch.func.vjp, jacrev)"
             raise NotImplementedError(f"retro_kernels.{ctx.op}: forward-mode derivatives are not implemented; {remedy}")
         given, outs = call.saved(ctx, ctx.saved_tensors)
-        return FORWARD_MODE[ctx.op](given, outs, ctx.make(*tangents[3:]), ctx.backend)
+        return FORWARD_MODE[ctx.op](given, outs, ctx.make(*tangents[4:]), ctx.backend)
 
     @staticmethod
     def vmap(info, in_dims, *values):

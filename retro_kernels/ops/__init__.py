@@ -7,6 +7,6 @@
     tiles.json    tile sizes of the Triton kernels
     cases         typical calls, for compilation ahead of time
 
-An eager call goes  __init__ -> core.call -> torch's dispatcher -> core.operator -> a backend of the op.  A compiled
-graph contains the operator, and begins there.
+An eager call goes  __init__ -> core.call -> core.operator -> a backend of the op.  Torch's dispatcher stands between
+core.call and core.operator where others must see the call. A compiled graph contains the operator, and begins there.
 """
