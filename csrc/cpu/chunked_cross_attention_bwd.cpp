@@ -221,6 +221,9 @@ template <class T, class Elem> void operand_grads(const Context<T, Elem>& c, int
   to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, lda);
   to_row_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_a, lda);
   to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
+  for (int r = 0; PAIRS<Elem> && unit.rows % 2 && r < count; ++r)  // lanes beyond the last row may be NaN
+    for (Elem* pairs : {w.p_a, w.ds_a})
+      reinterpret_cast<bf16*>(pairs + r * lda)[unit.rows] = bf16{};
   const auto grads = [&](float* sums, T* const* rows, Vec factor) {
     return GradTiles<T>{sums, rows, factor, ld, c.n.D, at > 0, at + 1 == units};
   };

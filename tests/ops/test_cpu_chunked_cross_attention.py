@@ -37,6 +37,19 @@ def test_values_and_gradients(kernels, name, dtype, isa):
 
 
 @pytest.mark.parametrize("isa", isas())
+def test_a_key_of_minus_infinity_stays_hidden_from_an_odd_number_of_queries(kernels, isa):
+    """Three queries leave half of a pair of bfloat16 without a query."""
+    kernels.set_isa(isa)
+    query, key, value = (
+        torch.ones(s, dtype=torch.bfloat16) for s in ((1, 6, 1, 16), (1, 1, 1, 8, 1, 16), (1, 1, 1, 8, 1, 16))
+    )
+    key[0, 0, 0, 0] = -torch.inf
+    key.requires_grad_(), value.requires_grad_()
+    rk.chunked_cross_attention(query, key, value, chunk_len=4, backend="cpu").sum().backward()
+    assert key.grad.isfinite().all() and value.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("N", [1, 30])
 def test_positions_of_each_entry(kernels, N, isa):
     kernels.set_isa(isa)
