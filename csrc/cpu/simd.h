@@ -150,7 +150,7 @@ template <class... Coefficients> RETRO_INLINE Vec polynomial(Vec x, float leadin
   return p;
 }
 
-// Computes e^x to about 1 ulp, as 2^n * e^r with |r| <= ln2/2. The result is 0 below the smallest normal number and inf
+// Computes e^x to about 1 ulp, as 2^n * e^r with |r| <= ln2/2. The result is 0 where n < -126 (SVE: -149), and inf
 // above 88.7, or on some processors above 88.3. NaN stays NaN. The coefficients come from Cephes' expf.
 RETRO_INLINE Vec exp(Vec x) {
   constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
@@ -165,8 +165,8 @@ RETRO_INLINE Vec exp(Vec x) {
   return times(fma(p, r * r, r) + broadcast(1.f), power);
 }
 
-// Computes 2^x to about 1 ulp, for a softmax in base 2. The result is 0 below the smallest normal number and 2^highest
-// above `highest`, and NaN stays NaN. The coefficients come from Cephes' exp2f.
+// Computes 2^x to about 1 ulp, for a softmax in base 2. The result is 0 below about 2^-126 (SVE: 2^-149) and
+// 2^highest above `highest`, and NaN stays NaN. The coefficients come from Cephes' exp2f.
 RETRO_INLINE Vec exp2(Vec x, float highest = HIGHEST_POWER) {
   x = min(broadcast(highest), max(broadcast(LOWEST_POWER), x));
   Vec power;

@@ -48,7 +48,7 @@ class Tile:
 
 
 def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
-    """Return the committed tile for a call: that of the most specific row of the op's table.
+    """Return the committed tile for a call, from the most specific row of the op's table.
 
     The rows of one architecture are compared: the newest that is not newer than the target. A row fits calls up to its
     width and its number of queries. A row with "with": "dropout+masked" fits only calls that have both options. The row

@@ -77,7 +77,7 @@ def key(values) -> tuple | None:
     """Return the layout of a call, or of a tuple of tensors. None if a value has no plain layout.
 
     The layout is one flat tuple. A tensor adds five parts, the last of which is its alignment, because kernels are
-    specialised to it. An option adds its type and its value. A moving position adds what it decides, by `place`.
+    specialised to it. An option adds its type and its value. A moving position adds the branch that `place` returns.
     """
     parts: list = []
     moving = _moving(values.__class__)
