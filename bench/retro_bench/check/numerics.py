@@ -10,9 +10,9 @@ as in a softmax; a zero or a wrong sign then fails. Outputs that cross zero have
 """
 
 import contextlib
-import functools
+import math
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ BLOCK, FEW_BLOCKS = 2**16, 8  # elements that a cache holds in float64; blocks o
 LEAST_ELEMENTS = 256  # the greatest error of fewer elements depends on chance
 RESOLVED = 0.5  # eager resolves every element if no relative error is greater ...
 EVEN = 32.0  # ... and the greatest is at most this multiple of the median: elements near zero have a heavy tail
+GROSS = 4.0  # an error above this multiple of its limit fails at once; further draws judge a smaller one
 ZERO_OR_SIGN = 0.99  # a zero where the exact value is not zero has a relative error of 1, a wrong sign a greater one
 
 
@@ -43,12 +44,13 @@ class Errors(Error):
 
     `row` is the error of the worst row. It is divided by the norm of that row or by the mean norm of all rows,
     whichever is greater. `element` and `typical` are the greatest and the median relative error of single elements.
-    Both leave out elements below the normal range of the type.
+    Both leave out elements below the normal range of the type. `size` is the norm of the exact tensor.
     """
 
     row: float | None = None
     element: float | None = None
     typical: float | None = None
+    size: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,10 +171,11 @@ def error_of(got: Tensor, want: Tensor, few: bool = False) -> Errors:
                 medians.append(relative[normal].median())
     off, size = torch.cat(gaps), torch.cat(sizes)
     row = float((off / torch.maximum(size, size.square().mean().sqrt()).clamp_min(tiny)).max())
-    norms = float(off.norm()) / (float(size.norm()) or 1.0), greatest
+    whole = float(size.norm())
+    norms = float(off.norm()) / (whole or 1.0), greatest, row
     if not got.dtype.is_floating_point or resolved < LEAST_ELEMENTS:
-        return Errors(*norms, row)
-    return Errors(*norms, row, worst, float(torch.stack(medians).median()))
+        return Errors(*norms, size=whole)
+    return Errors(*norms, worst, float(torch.stack(medians).median()), whole)
 
 
 def worse(a: dict[str, Errors] | None, b: dict[str, Errors] | None) -> dict[str, Errors] | None:
@@ -187,17 +190,45 @@ def worse(a: dict[str, Errors] | None, b: dict[str, Errors] | None) -> dict[str,
     return {name: greater(a[name], b[name]) if name in a and name in b else (a | b)[name] for name in a | b}
 
 
-def of_draws(found: list[dict[str, Errors]]) -> dict[str, Errors]:
-    """Return the greatest error of each tensor over draws of its values. The worst row has the mean, because many
-    rows are among each draw already, and the greatest would hide a wrong row. A few elements are one row.
+def together(draws: list[dict[str, Errors]]) -> dict[str, Errors]:
+    """Return the errors of several draws of values as if they were one tensor's. The worst row and element are means.
+
+    A gradient of few elements may be nearly 0 in one draw by chance, where any error is large relative to it. Among
+    further draws its error is relative to their common norm.
     """
-    together = functools.reduce(worse, found)
 
-    def row(name: str) -> float | None:
-        rows = [errors[name].row for errors in found if errors[name].row is not None]
-        return sum(rows) / len(rows) if rows and together[name].element is not None else together[name].row
+    def of(found: list[Errors]) -> Errors:
+        if any(e.frobenius is None for e in found):
+            return Errors(None, None)
+        gap = math.hypot(*(e.frobenius * (e.size or 1.0) for e in found))
+        norm = gap / (math.hypot(*(e.size or 0.0 for e in found)) or 1.0)
+        row, element, typical = (mean([getattr(e, part) for e in found]) for part in ("row", "element", "typical"))
+        return Errors(norm, max(e.maximum for e in found), row if element is not None else norm, element, typical)
 
-    return {name: replace(errors, row=row(name)) for name, errors in together.items()}
+    return {name: of([errors[name] for errors in draws if name in errors]) for name in draws[0]}
+
+
+def mean(values: list[float | None]) -> float | None:
+    """Return the mean; None if one of the values is missing."""
+    return None if None in values else math.fsum(values) / len(values)
+
+
+def gross(verdict: Verdict) -> bool:
+    """Whether an error is so far above its limit that further draws need not be compared.
+
+    The error of few elements depends on chance, so that it never is.
+    """
+
+    def beyond(tensor: dict[str, Any]) -> bool:
+        if tensor["frobenius"] is None:
+            return True
+        pairs = [(tensor["frobenius"], tensor["limit"])]
+        pairs += [(tensor[part], tensor[f"{part}_limit"]) for part in ("row", "element")]
+        return tensor["element"] is not None and any(
+            limit is not None and found is not None and found > GROSS * limit for found, limit in pairs
+        )
+
+    return any(beyond(tensor) for tensor in verdict.tensors.values() if not tensor["passed"])
 
 
 def _output_errors(

@@ -16,7 +16,7 @@ from ..records import environment, record
 from ..registry import CONTENDERS, OPERATORS, Case, Contender, resolved
 from . import ceilings, choose, peak, samples, timing
 from .pace import Pace
-from .trial import KNOWN, Answers, Trial, WrongResult
+from .trial import KNOWN, Answers, Draws, Trial, WrongResult
 
 LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
 CHECK = "check"  # the mode of a record that holds numerics alone
@@ -25,7 +25,7 @@ POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias
 BARE_SHARE = 1 / 16  # part of the oracle's budget that baselines without positions get
 TIMED_SHARE = 1 / 64  # part of the oracle's budget for values that are only timed
 QUICK_S = 0.2  # a yardstick that is called in less time is called with the second set of values too
-DRAWS, DRAWS_S = 16, 5.0  # further values for which the yardstick's errors are measured, and seconds that this may take
+DRAWS, DRAWS_S = 16, 5.0  # further values for which errors slightly above their limit are judged, and their seconds
 OTHER_SEED = 2**30  # flipped in a seed, it draws the second set of values
 Record = dict[str, Any]
 
@@ -161,17 +161,18 @@ def answers_of(
     def solve(wanted: bool, share: float = share * TIMED_SHARE) -> oracle.Oracle:
         return oracle.solve(operator, case, arguments, seed, wanted, share, inputs.row)
 
-    def more() -> dict[str, numerics.Errors]:
-        """Return errors of the yardstick for values of other seeds."""
-        found, eager, begun = [], CONTENDERS[case.op, choose.YARDSTICK], time.perf_counter()
+    def more(contender: Contender) -> tuple[Draws, Draws]:
+        """Return the errors of the yardstick and of a contender for values of other seeds."""
+        eager, own, begun = [], [], time.perf_counter()
         for other in range(seed + 1, seed + 1 + DRAWS):
-            if found and time.perf_counter() - begun > DRAWS_S:
+            if own and time.perf_counter() - begun > DRAWS_S:
                 break
             new = case.make(other, run.device, getattr(torch, dtype))
             new = without_positions(new) if bare else new
             truth = oracle.solve(operator, case, new, other, backward, share * TIMED_SHARE)
-            found.append(numerics.errors(operator, eager, new, truth))
-        return numerics.of_draws(found)
+            for one, found in ((CONTENDERS[case.op, choose.YARDSTICK], eager), (contender, own)):
+                found.append(numerics.errors(operator, one, new, truth))
+        return eager, own
 
     own = Answers(operator, dtype, inputs, arguments, oracle.kinds(operator, arguments), solve, more=more)
     for number, covered in ((0, share), (KNOWN, share * TIMED_SHARE)):

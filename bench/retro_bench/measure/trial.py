@@ -25,6 +25,9 @@ NEW_CALLS, CHEAP_S = 3, 0.1  # last calls on new values that are compared, if on
 COMPARED_S = 0.1  # comparisons may take these seconds, however short the timed calls are
 
 
+Draws = list[dict[str, numerics.Errors]]  # errors of each tensor for the values of several seeds
+
+
 class WrongResult(Exception):
     """Raised if the result of a call differs from its float64 answer, or lies in memory that it must not use."""
 
@@ -35,7 +38,8 @@ class Answers:
 
     A case has two fixed sets of values. Their answers are computed once and kept in the files of `sealed`, where a
     contender cannot read them. `solve(backward)` computes the answer for the values that the inputs hold now.
-    `upstream` holds, for each set, the gradient of output 0. `more()` returns the yardstick's errors for other seeds.
+    `upstream` holds, for each set, the gradient of output 0. `more(contender)` returns the errors of the yardstick and
+    of a contender for the values of other seeds.
     """
 
     operator: Operator
@@ -47,7 +51,7 @@ class Answers:
     sealed: tuple[Sealed | None, ...] = ()
     upstream: tuple[Tensor | None, ...] = ()
     yardstick: dict[str, numerics.Errors] | None = None
-    more: Callable[[], dict[str, numerics.Errors]] | None = None
+    more: Callable[[Contender], tuple[Draws, Draws]] | None = None
 
     def fault(self, contender: Contender, results: list[Tensor], others: list[Tensor]) -> str | None:
         """Return why outputs are refused whatever their values are; None for outputs that can be compared.
@@ -82,17 +86,18 @@ class Answers:
         return numerics.compared(self.operator, self.arguments, results, grads, truth, few)
 
     def verdict(self, contender: Contender, measured: dict[str, numerics.Errors], checked: str) -> numerics.Verdict:
-        """Judge errors. Those that exceed their limit are judged again, by the yardstick's errors for further values.
+        """Judge errors. Those slightly above their limit are judged again, together with those of further values.
 
-        A tensor of few elements, such as the gradient of one number per head, may be exact in one draw by chance.
+        The errors of both the contender and the yardstick depend on chance, most of all their worst row, and those of
+        few elements. Their means over many draws do not.
         """
         yardstick = None if contender.role == "baseline" else self.yardstick
         found = numerics.judge(measured, yardstick, self.dtype, checked)
-        if not found.passed and yardstick is not None and self.more is not None:
-            self.yardstick, self.more = numerics.worse(yardstick, self.more()), None
-        if not found.passed and yardstick is not self.yardstick and contender.role != "baseline":
-            found = numerics.judge(measured, self.yardstick, self.dtype, checked)
-        return found
+        if found.passed or yardstick is None or self.more is None or numerics.gross(found):
+            return found
+        eager, own = self.more(contender)
+        eager, own = numerics.together([yardstick, *eager]), numerics.together([measured, *own])
+        return numerics.judge(own, eager, self.dtype, checked)
 
 
 class Trial:
