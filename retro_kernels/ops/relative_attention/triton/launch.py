@@ -307,19 +307,24 @@ def _stored(work: _Work) -> dict[str, Tensor]:
         _launch_query(work, Slab(0, b, 0, query.blocks, 0, h), query)
         return results
     tile = query.tile
-    columns, ring = stored.width(call, tile.block_m, tile.block_n)
-    parts = known.once("slabs", lambda: list(stored.slabs(call, columns, tile.block_m, sum(wanted.values()))))
-    held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
+
+    def sizes() -> tuple[list[Slab], tuple[int, int, int], torch.dtype, dict]:
+        columns, ring = stored.width(call, tile.block_m, tile.block_n)
+        slabs = list(stored.slabs(call, columns, tile.block_m, sum(wanted.values())))
+        first = slabs[0]  # the largest
+        # one float32 part where a slab has only some of the heads or queries that share a key
+        partial = first.blocks * tile.block_m < call.query.shape[1] or first.heads % (h // call.key.shape[2]) > 0
+        shape = first.batches * first.heads * first.blocks, tile.block_m, columns
+        own = {"stride_ds": columns, "ring": ring, "QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
+        return slabs, shape, torch.float32 if partial else call.key.dtype, arguments | own
+
+    parts, shape, dtype, arguments = known.once("slabs", sizes)
     scratch = {"ds_ptr": None, "p_ptr": None, "span_ptr": None}
     for name in (name for name, stores in wanted.items() if stores):
-        scratch[name] = call.query.new_empty((held, tile.block_m, columns))
+        scratch[name] = call.query.new_empty(shape)
     if call.key_mask is not None or call.key_segment is not None:
-        scratch["span_ptr"] = call.query.new_empty((held, 2), dtype=torch.int32)
-    blocks = {"QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
-    work = work._replace(given=given | scratch, arguments=arguments | {"stride_ds": columns, "ring": ring} | blocks)
-    # one float32 part where a slab has only some of the heads or queries that share a key
-    partial = parts[0].blocks * tile.block_m < call.query.shape[1] or parts[0].heads % (h // call.key.shape[2]) > 0
-    dtype = torch.float32 if partial else call.key.dtype
+        scratch["span_ptr"] = call.query.new_empty((shape[0], 2), dtype=torch.int32)
+    work = work._replace(given=given | scratch, arguments=arguments)
     for name in ("key", "value"):
         if need[name] or (name == "key" and whole):
             results[name] = torch.empty_like(call.key, dtype=dtype, memory_format=torch.contiguous_format)
