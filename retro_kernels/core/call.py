@@ -40,7 +40,7 @@ def serve(op: str, call, backend: str | None):
     known = layouts.once(("public", op, backend), layout, first)
     call = _seeded(layouts.filled(call, known["sources"]))
     if torch.is_grad_enabled() and any([x.requires_grad for x in call if isinstance(x, Tensor)]):
-        outs = _Eager.apply(op, backend, call.__class__, known, *call)
+        outs = _Eager.apply(op, backend, known, *call)
         return outs if len(outs) > 1 else outs[0]
     return run(op, (*call, backend), known)
 
@@ -70,10 +70,10 @@ class _Eager(torch.autograd.Function):
     """Autograd function of eager calls. `torch.func` refuses it, and forward mode needs another."""
 
     @staticmethod
-    def forward(ctx, op: str, backend: str | None, make: type, known: layouts.Known, *fields):
+    def forward(ctx, op: str, backend: str | None, known: layouts.Known, *fields):
         outs = run(op, (*fields, backend), known)
         outs = outs if isinstance(outs, tuple) else (outs,)
-        save(ctx, op, backend, make, fields, outs, known)
+        save(ctx, op, backend, fields, outs, known)
         return outs
 
     @staticmethod
@@ -81,11 +81,12 @@ class _Eager(torch.autograd.Function):
         return gradients(ctx, grads)
 
 
-def save(ctx, op: str, backend: str | None, make: type, fields, outs, known: layouts.Known | None = None) -> list:
+def save(ctx, op: str, backend: str | None, fields, outs, known: layouts.Known | None = None) -> list:
     """Save the values that `gradients` reads. Return the call's tensors, with None for each of its options.
 
     known: the stored values of an eager call.
     """
+    make = arguments.CALLS[op]
     ctx.op, ctx.backend, ctx.make, ctx.known = op, backend, make, known
     ctx.twice = getattr(make, "TWICE", False)
     ctx.options = [None if isinstance(x, Tensor) else x for x in fields]

@@ -100,8 +100,7 @@ def choose_backend(op: str, call, backend: str | None) -> ModuleType:
 
 def fastest(op: str, call) -> str:
     """Return the first available backend that serves the call and does not say that another one is faster."""
-    kernels = (name for name in _available(op) if name != "reference")
-    return next((name for name in kernels if not (unsupported(op, name, call) or _slower(op, name, call))), "reference")
+    return next(name for name in _available(op) if not (unsupported(op, name, call) or _slower(op, name, call)))
 
 
 def _warn_of_fallback(op: str, call) -> None:

@@ -19,8 +19,21 @@ from . import private
 Value = TypeVar("Value")
 
 _MOST = 4096  # entries; a full memo is emptied, which costs less than to keep the order of their use
-_MEMO: dict[tuple, object] = {}
 _OPTIONS = frozenset((int, float, bool, str))
+
+
+class Known(dict):
+    """Values of one layout, by name: the backend, tiles, the scalars of each launch."""
+
+    def once(self, name, make: Callable[[], Value]) -> Value:
+        """Return the value of a name, made by the first call of the layout."""
+        found = self.get(name)
+        if found is None:
+            found = self[name] = make()
+        return found
+
+
+_MEMO = Known()  # by name and layout
 
 
 def forget() -> None:
@@ -34,25 +47,9 @@ def once(name: tuple, layout: tuple | None, make: Callable[[], Value]) -> Value:
     """
     if layout is None:
         return make()
-    entry = name, layout
-    found = _MEMO.get(entry)
-    if found is None:
-        found = make()
-        if len(_MEMO) >= _MOST:
-            forget()
-        _MEMO[entry] = found
-    return found
-
-
-class Known(dict):
-    """Values of one layout, by name: the backend, tiles, the scalars of each launch."""
-
-    def once(self, name, make: Callable[[], Value]) -> Value:
-        """Return the value of a name, made by the first call of the layout."""
-        found = self.get(name)
-        if found is None:
-            found = self[name] = make()
-        return found
+    if len(_MEMO) >= _MOST:
+        forget()
+    return _MEMO.once((name, layout), make)
 
 
 _RUNNING = threading.local()  # known: the stored values of this thread's call

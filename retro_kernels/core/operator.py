@@ -76,18 +76,15 @@ def register(op: str, call_type: type, tangents: Callable[..., tuple[Tensor | No
         wanted = [x for x, needed in zip(inputs, args[-1], strict=True) if needed]
         return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]
 
-    def forward_transformed(*args):
-        return transforms.forward(op, call_type(*args[:fields]), args[fields])
-
     for name, run, fake, transformed in (
-        (op, forward, forward_fake, forward_transformed),
-        (f"{op}_backward", backward, backward_fake, functools.partial(transforms.backward, op)),
+        (op, forward, forward_fake, transforms.forward),
+        (f"{op}_backward", backward, backward_fake, transforms.backward),
     ):
         IMPLEMENTATIONS[name] = run
         for device in ("CPU", "CUDA"):
             LIBRARY.impl(name, run, device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-        _register_derivatives(name, transformed)
+        _register_derivatives(name, functools.partial(transformed, op))
     flops.register(op, call_type)
     if tangents is not None:
         transforms.FORWARD_MODE[op] = tangents

@@ -20,9 +20,9 @@ from . import call, private
 FORWARD_MODE: dict[str, Callable] = {}
 
 
-def forward(op: str, given, backend: str | None):
+def forward(op: str, *values):
     """Return the output of a resolved call, or its outputs, as the operator of the op does."""
-    outs = _Forward.apply(op, backend, type(given), private.transformed(), *given)
+    outs = _Forward.apply(op, values[-1], private.transformed(), *values[:-1])
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -33,14 +33,14 @@ def backward(op: str, *values) -> list[Tensor]:
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(op: str, backend: str | None, make: type, transformed: bool, *fields):
+    def forward(op: str, backend: str | None, transformed: bool, *fields):
         outs = call.operator(op)(*fields, backend)
         return outs if isinstance(outs, tuple) else (outs,)
 
     @staticmethod
     def setup_context(ctx, inputs, outs):
-        op, backend, make, transformed, *fields = inputs
-        ctx.save_for_forward(*call.save(ctx, op, backend, make, fields, outs), *outs)
+        op, backend, transformed, *fields = inputs
+        ctx.save_for_forward(*call.save(ctx, op, backend, fields, outs), *outs)
         ctx.twice &= not transformed  # `torch.func` differentiates the operators alone
 
     @staticmethod
@@ -53,7 +53,7 @@ class _Forward(torch.autograd.Function):
             remedy = "reverse mode is (torch.func.vjp, jacrev)"
             raise NotImplementedError(f"retro_kernels.{ctx.op}: forward-mode derivatives are not implemented; {remedy}")
         given, outs = call.saved(ctx, ctx.saved_tensors)
-        return FORWARD_MODE[ctx.op](given, outs, ctx.make(*tangents[4:]), ctx.backend)
+        return FORWARD_MODE[ctx.op](given, outs, ctx.make(*tangents[3:]), ctx.backend)
 
     @staticmethod
     def vmap(info, in_dims, *values):

@@ -6,7 +6,6 @@ import gc
 import itertools
 import sys
 import weakref
-from collections import OrderedDict
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -401,8 +400,8 @@ def test_an_error_is_not_stored():
     assert not layouts._MEMO
 
 
-class Shared(OrderedDict):
-    """Cache whose entries another thread evicts right after each look-up."""
+class Shared(layouts.Known):
+    """Memo whose entries another thread evicts right after each look-up."""
 
     def get(self, key):
         found = super().get(key)
