@@ -1,17 +1,10 @@
 // Instructions that the kernels need beyond C++.
-//
-// If RETRO_EMULATE_CUDA is defined, a host header defines these instructions and the CUDA keywords. A C++ compiler can
-// then build a program that runs a kernel's index arithmetic, barriers and fragment layouts without a GPU.
 #pragma once
-
-#include <cstdint>
-
-#ifdef RETRO_EMULATE_CUDA
-#include "simt_emulation.h"
-#else
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+
+#include <cstdint>
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define RETRO_WGMMA  // this pass compiles for sm_90a
@@ -140,11 +133,6 @@ __device__ __forceinline__ float shuffle_xor(float value, int lanes) {
 __device__ __forceinline__ int64_t shuffle(int64_t value, int lane) {
   return __shfl_sync(0xffffffffu, static_cast<long long>(value), lane);
 }
-
-}  // namespace simt
-#endif
-
-namespace simt {
 
 // Widens the two 16-bit elements of one word to float32.
 template <bool BF16> __device__ __forceinline__ void widen(uint32_t word, float& low, float& high) {

@@ -372,7 +372,6 @@ template <int PER_LANE> __global__ void __launch_bounds__(THREADS) topk_chunks_m
 
 }  // namespace topk
 
-#ifndef RETRO_EMULATE_CUDA
 namespace retro {
 namespace {
 
@@ -406,4 +405,3 @@ int topk_chunks(const TopkChunks& call, int blocks, void* stream) {
 }
 
 }  // namespace retro
-#endif

@@ -1,6 +1,8 @@
-"""csrc/cuda/topk_chunks.cu without a GPU: run by an emulation of its threads, and compiled for every architecture."""
+"""The CUDA backend of topk_chunks without a GPU: its choice, its build, its machine code and its binding.
 
-import ctypes
+tests/emulated/test_cuda.py executes the kernels.
+"""
+
 import importlib.util
 import os
 import re
@@ -16,94 +18,12 @@ from retro_kernels import extensions
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import NVIDIA
 from retro_kernels.ops.topk_chunks import cuda as backend
-from retro_kernels.ops.topk_chunks import reference as reference
 from retro_kernels.ops.topk_chunks.call import TopkChunks
 from retro_kernels.testing import inputs
 from tools import build_extensions
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "csrc" / "cuda" / "topk_chunks.cu"
-POINTERS = ("query", "key", "query_doc", "key_doc", "key_mask", "partial", "scores", "indices")
-STRIDES = ("qb", "qn", "kb", "ks", "qdb", "qdn", "kdb", "kds", "mb", "ms")
-NUMBERS = (
-    "B",
-    "Q",
-    "S",
-    "D",
-    "k",
-    "causal",
-    "causal_shift",
-    "splits",
-    "split_len",
-    "query_doc_bytes",
-    "key_doc_bytes",
-    "bf16",
-    "l2",
-)
-
-
-class Call(ctypes.Structure):
-    """retro::TopkChunks of csrc/cuda/topk_chunks.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((f"stride_{name}", ctypes.c_int64) for name in STRIDES),
-        *((name, ctypes.c_int) for name in NUMBERS),
-    ]
-
-
-@pytest.fixture(scope="module")
-def emulation(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    library = tmp_path_factory.mktemp("emulation") / "emulation.so"
-    flags = [
-        "-std=c++17",
-        "-O2",
-        "-U_FORTIFY_SOURCE",
-        "-Wall",
-        "-Werror",
-        "-Wno-unknown-pragmas",
-        "-shared",
-        "-fPIC",
-        f"-I{ROOT / 'tests/cuda'}",
-    ]
-    subprocess.run(["g++", *flags, "-o", str(library), str(ROOT / "tests/cuda/emulate_topk_chunks.cpp")], check=True)
-    loaded = ctypes.CDLL(str(library))
-    assert loaded.topk_chunks_size() == ctypes.sizeof(Call)
-    return loaded
-
-
-def strides(tensor):
-    if tensor is None:
-        return 0, 0
-    return (tensor.stride(0) if tensor.shape[0] > 1 else 0), tensor.stride(1)
-
-
-def launched(call: TopkChunks, splits=1):
-    """Return (tensors, strides, numbers) of the structure, with new scratch and outputs: partial, scores, indices."""
-    b, q, d = call.query.shape
-    s = call.key.shape[1]
-    tiles = -(-s // backend.TILE_S)
-    length = -(-tiles // splits) * backend.TILE_S
-    splits = -(-s // length)
-    partial = torch.full((b, q, splits, call.k), -1, dtype=torch.int64)
-    scores, indices = torch.full((b, q, call.k), torch.nan), torch.full((b, q, call.k), -7)
-    tensors = (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
-    shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
-    bytes_of = [8 if t is None else t.element_size() for t in (call.query_doc, call.key_doc)]
-    causal, bf16 = call.causal_gap is not None, call.query.dtype == torch.bfloat16
-    numbers = (b, q, s, d, call.k, causal, shift, splits, length, *bytes_of, bf16, call.metric == "l2")
-    return tensors, [stride for tensor in tensors[:5] for stride in strides(tensor)], numbers
-
-
-def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0, wgmma=False):
-    """Return scores, indices and the splits' packed lists [B,Q,splits,k]."""
-    tensors, pairs, numbers = launched(call, splits)
-    native = Call(*(None if t is None else t.data_ptr() for t in tensors), *pairs, *numbers)
-    library.emulate_topk_chunks(ctypes.byref(native), blocks, seed, wgmma)
-    partial, scores, indices = tensors[5:]
-    return scores, indices, partial
 
 
 def problem(seed, **options) -> TopkChunks:
@@ -112,92 +32,12 @@ def problem(seed, **options) -> TopkChunks:
     return TopkChunks(**{**defaults, **kw})
 
 
-def assert_exact(library, call: TopkChunks, **launch):
-    scores, indices, partial = emulate(library, call, **launch)
-    want, want_indices = reference.forward(call._replace(query=call.query.double(), key=call.key.double()))
-    assert torch.equal(indices, want_indices), f"{int((indices != want_indices).sum())} indices differ"
-    assert torch.equal(scores.double(), want)
-    return partial
-
-
-CASES = {
-    "one tile": (dict(Q=5, S=100, D=16, k=3), {}),
-    "tiles and splits": (dict(Q=9, S=700, D=40, k=20), dict(splits=2, blocks=3)),
-    "two query blocks, causal": (dict(B=1, Q=140, S=300, D=24, k=4, causal_gap=1, query_offset=150), dict(blocks=2)),
-    "l2, every mask": (
-        dict(Q=6, S=520, D=72, k=16, metric="l2", docs=True, mask=True, causal_gap=0, query_offset=500),
-        dict(splits=3),
-    ),
-    "shared keys": (dict(B=3, Q=3, S=260, D=8, k=10, shared=True, mask=True), dict(blocks=2)),
-    "wide list": (dict(B=1, Q=2, S=300, D=8, k=128), {}),
-    "wide list, few keys": (dict(B=1, Q=2, S=90, D=8, k=100, metric="l2"), {}),
-    "no candidate": (dict(B=1, Q=4, S=300, D=8, k=3, causal_gap=400), {}),
-}
-
-
-@pytest.mark.parametrize("wgmma", [False, True], ids=["mma.sync", "wgmma"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_emulated_kernel_is_exact(emulation, name, dtype, wgmma):
-    sizes, launch = CASES[name]
-    assert_exact(emulation, problem(1, dtype=dtype, **sizes), **launch, wgmma=wgmma)
-
-
-def test_shared_memory_fits(emulation):
-    """`unsupported_on` compares the target's shared memory with the size of the compiled structures."""
-    assert emulation.topk_shared_bytes(False) == backend.SHARED_BYTES <= NVIDIA[80].shared_memory
-    assert emulation.topk_shared_bytes(True) == backend.SHARED_BYTES_WGMMA <= NVIDIA[90].shared_memory
-
-
-def test_order_of_threads_and_blocks_changes_nothing(emulation):
-    call = problem(2, dtype=torch.float16, Q=10, S=600, D=40, k=7, docs=True, metric="l2")
-    first = emulate(emulation, call, splits=2, blocks=1, seed=1)
-    for seed, blocks, wgmma in ((2, 3, False), (3, 1, True), (4, 3, True)):
-        again = emulate(emulation, call, splits=2, blocks=blocks, seed=seed, wgmma=wgmma)
-        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-
-
-@pytest.mark.parametrize("order", ["equal", "rising", "falling"])
-def test_adversarial_orders(emulation, order):
-    values = {"equal": torch.zeros(600), "rising": torch.arange(600) / 8, "falling": -torch.arange(600) / 8}[order]
-    key = torch.zeros(1, 600, 8)
-    key[0, :, 0], key[0, :, 1] = values, 1.0
-    query = torch.zeros(1, 2, 8)
-    query[0, :, 0] = 1.0
-    assert_exact(emulation, problem(0, B=1, D=8)._replace(query=query.half(), key=key.half(), k=60))
-
-
-def test_infinities_nan_and_both_zeros(emulation):
-    values = (torch.arange(300.0) % 40).view(1, 300, 1).repeat(1, 1, 8)
-    values[0, 5], values[0, 6], values[0, 7], values[0, 270, 1] = torch.inf, -torch.inf, torch.nan, torch.nan
-    values[0, 100:200:2], values[0, 101:200:2] = -0.0, 0.0
-    call = TopkChunks(torch.ones(1, 2, 8).bfloat16(), values.bfloat16(), 128, "dot", None, 0, None, None, None)
-    scores, indices, _ = emulate(emulation, call)
-    want, want_indices = reference.forward(call)
-    assert torch.equal(scores, want) and torch.equal(indices, want_indices)
-
-
-def test_packing(emulation):
-    """The layout that csrc/cuda/topk_select.cuh and retro_kernels/ops/topk_chunks/triton/selection.py draw."""
-    key = torch.zeros(1, 10, 8)
-    key[0, 7, 0], key[0, 3, 0] = 1.5, -1.5
-    query = torch.zeros(1, 1, 8)
-    query[..., 0] = 1.0
-    mask = torch.zeros(1, 10, dtype=torch.bool)
-    mask[0, [3, 7]] = True
-    partial = assert_exact(
-        emulation, problem(0, B=1, D=8)._replace(query=query.half(), key=key.half(), k=2, key_mask=mask)
-    )
-    assert [hex(value & (2**64 - 1)) for value in partial[0, 0, 0].tolist()] == [
-        "0x3fc000007ffffff8",
-        "0xc03fffff7ffffffc",
-    ]
-
-
 def test_constants_agree_with_the_header():
     header = SOURCE.with_name("topk_chunks.h").read_text()
-    for name, value in (("TOPK_TILE_Q", backend.TILE_Q), ("TOPK_TILE_S", backend.TILE_S)):
-        assert int(re.search(rf"{name} = (\d+)", header)[1]) == value
+    tiles = {"TOPK_TILE_Q = ": backend.TILE_Q, "TOPK_TILE_S = ": backend.TILE_S}
+    shared = {"SCAN{256, ": backend.SHARED_BYTES, "SCAN_WGMMA{256, ": backend.SHARED_BYTES_WGMMA}
+    assert all(f"{text}{value}" in header for text, value in (tiles | shared).items())
+    assert NVIDIA[80].shared_memory >= backend.SHARED_BYTES and NVIDIA[90].shared_memory >= backend.SHARED_BYTES_WGMMA
 
 
 def test_unsupported_calls_say_why():
