@@ -121,7 +121,9 @@ def _content(file: Path) -> bytes:
 
 
 def _copied(files: dict[str, bytes], target: Path) -> None:
-    """Copy an entry into Triton's cache, the file that lists the others last: Triton sees a whole entry or none."""
+    """Copy an entry into Triton's cache. The file that lists the other files is copied last, so that Triton sees the
+    whole entry or none of it.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for name in sorted(files, key=lambda name: name.startswith(_GROUP)):
         content = files[name]

@@ -1,4 +1,4 @@
-"""The way of an eager call: check, autograd, operator. And the one body of every backward pass.
+"""Eager calls, which pass checks, autograd and an operator; and the body that all backward passes share.
 
 The first call of a layout (`layouts`) is checked, and its backend is chosen. Later calls go straight to the
 implementation of the operator. An operator of torch's dispatcher takes a call if modes, tracers, transforms, a profiler

@@ -46,7 +46,7 @@ def undisturbed() -> bool:
 
 
 def profiled() -> bool:
-    """Whether a profiler of torch is on. It hears of operators, not of their implementations."""
+    """Whether a profiler of torch is on. It records operators, but not their implementations."""
     return torch.autograd.profiler._is_profiler_enabled
 
 

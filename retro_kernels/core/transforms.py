@@ -1,9 +1,8 @@
 """Derivatives of the registered operators: reverse mode, forward mode, and torch's transforms.
 
-Every entrance to an op ends here unless nothing differentiates the call: the public function, the raw operator, and
-exported, traced and compiled graphs. A call goes through two autograd functions, one for the op and one for its
-gradient. vmap makes one call for each entry. An op registers its formula for forward mode; an op without one raises an
-error.
+A call that something differentiates comes here, whether it was made by the public function, by the raw operator, or by
+an exported, traced or compiled graph. It goes through two autograd functions, one for the op and one for its gradient.
+vmap makes one call for each entry. An op registers its formula for forward mode; an op without one raises an error.
 """
 
 from __future__ import annotations

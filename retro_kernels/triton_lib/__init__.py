@@ -57,7 +57,7 @@ def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
 
 
 def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:
-    """Why 32-bit offsets from the first row do not reach the others; None if they do.
+    """Why 32-bit offsets from the first row cannot address every row; None if they can.
 
     spans: name -> (tensor, dimension, rows).
     """

@@ -65,7 +65,11 @@ class Decoder(nn.Module):
 
 
 def as_ours(model: nn.Module) -> nn.Module:
-    """Return a model for `training.batch_loss`: that within a Hugging Face retrofit, a `Decoder`, any other itself."""
+    """Return a model that `training.batch_loss` takes.
+
+    This is the model inside a Hugging Face retrofit, a `Decoder` around another decoder of that library, or the model
+    itself.
+    """
     within = getattr(model, "model", None)
     if getattr(within, "sums_losses", False):
         return within

@@ -59,7 +59,7 @@ class TokenDatastore:
         return (queries[:, None].float().cpu() - self.keys[ids]).square().sum(-1), self.values[ids]
 
     def shuffled(self, seed: int = 0) -> TokenDatastore:
-        """Return the control: the same contexts, each followed by the token of another one drawn at random."""
+        """Return the control: the same contexts, whose next tokens are shuffled."""
         order = torch.randperm(len(self.values), generator=torch.Generator().manual_seed(seed))
         return replace(self, values=self.values[order])
 

@@ -27,8 +27,9 @@ PRECISION_AT, RECALL_AT, NDCG_AT = 2, 10, 20  # table 3
 
 
 class Document(NamedTuple):
-    """nats float64 [N], of each token given those before it (the first one's is 0 and does not count); index int64
-    [L,K], what each chunk retrieved (None: retrieval was off)."""
+    """nats: float64 [N], the loss of each token given the tokens before it. The first token has 0 and does not count.
+    index: int64 [L,K], the chunks that each chunk retrieved; None if retrieval was off.
+    """
 
     nats: Tensor
     index: Tensor | None
@@ -127,7 +128,9 @@ def ranking(
 @torch.no_grad()
 def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:
     """Share of the time that retrieval takes, with everything that it feeds (chunk attention, search, neighbours, gate,
-    chunked cross-attention, the retriever's loss): 1 - the least time without / the least time with, in turn.
+    chunked cross-attention, the retriever's loss).
+
+    The share is 1 - t_off / t_on, of the least times without and with retrieval, measured in alternation.
 
     model: an RPT; its mode and gradients are restored.
     tokens: int64 [B,N], at least a chunk of them.

@@ -19,7 +19,7 @@ EDITED = 256  # an edit halves this part of each tensor: few values, which a spa
 
 
 def tensors(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of every tensor argument, also of those in lists and tuples."""
+    """Yield the name and the tensor of every tensor argument, including tensors in lists and tuples."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield name, value

@@ -1,4 +1,5 @@
-"""The float64 answer to one call. The reference computes it, a range of queries at a time to fit in memory.
+"""The float64 answer to one call. The reference computes it for one range of queries after
+another, because all queries may not fit in memory.
 
 Where a whole case would take minutes, the answer covers only the first and last queries, and the upstream gradient of
 the others is zero. The record's `checked` says so. The answer is exact for every query that it covers.

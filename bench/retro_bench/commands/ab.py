@@ -182,7 +182,11 @@ def _items(
 def _written(
     outcomes: Iterable[ab.Outcome], items: list[ab.Item], path: Path | None, sides: dict[str, Path]
 ) -> Iterator[ab.Outcome]:
-    """Yield outcomes; write a record of each side first, with the commit of its tree, or one with the reason."""
+    """Write the records of each outcome, then yield the outcome.
+
+    A measured outcome has one record per side, with the commit of that side's tree. Other outcomes have one record with
+    the reason.
+    """
     from ..measure import samples
 
     writer, run = record.Writer(path), record.new_run()

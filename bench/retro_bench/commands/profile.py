@@ -112,7 +112,9 @@ def _cells(record: dict) -> tuple[str, ...]:
 
 
 def _stages(record: dict) -> dict:
-    """Return {"case", "in cache"}: the times of a record's stages, in its case and in a small one."""
+    """Return {"case", "in cache"}: the times of the stages, in the case of the record and in a case that fits in
+    cache.
+    """
     from ..measure import stages
 
     op, case = record["op"], CASES[record["op"], record["case"]["name"]]

@@ -108,7 +108,9 @@ def items(selection: choose.Selection, plugins: tuple[tuple[str, str], ...] = ()
 
 
 class Worker:
-    """Process with one tree's kernels. Modules that the head imports from `root` come from its tree."""
+    """Process that runs the kernels of one tree. If the head imports a module from `root`, the process imports that
+    module from its own tree.
+    """
 
     def __init__(self, tree: Path, root: Path):
         self.tree, self.root = tree, root
@@ -307,7 +309,11 @@ def listed(tree: Path, root: Path, selection: dict, plugins: tuple[tuple[str, st
 
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:
-    """A head that fails is a failure. A contender of the base alone has vanished; one of the head alone is new."""
+    """Return the outcome of a contender that one side refused.
+
+    A head that fails is a failure. A contender that only the base has is "vanished". A contender that only the head has
+    is "new".
+    """
     known = {"base": ("new", "not compared"), "head": ("vanished", "numerics"), "both": ("not run", "not compared")}
     unsupported, failed = known[refusal.side]
     reason = refusal.reason if refusal.side == "both" else f"{refusal.side}: {refusal.reason}"

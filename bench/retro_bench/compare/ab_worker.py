@@ -104,7 +104,7 @@ def refused(side: Side, e: Exception) -> dict:
 
 
 def sample(side: Side, call, repeats: int, long: bool) -> dict:
-    """Time calls, each with other values in the same memory, and compare the result of one more."""
+    """Time calls, each with new values in the same memory. Then make one more call and compare its result."""
     try:
         if not long:
             call()  # the other process has just filled the caches

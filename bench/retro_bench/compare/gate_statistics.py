@@ -46,7 +46,7 @@ def ratio(pairs: list[Pair]) -> Ratio:
 
 
 def settled(ratio: Ratio) -> bool:
-    """Whether the interval is narrow enough. Only its width decides, so that more samples favour no verdict."""
+    """Whether the interval is narrow enough. Only the width decides, so taking more samples favours neither verdict."""
     return ratio.high <= SETTLED * ratio.low
 
 

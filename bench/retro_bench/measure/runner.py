@@ -49,7 +49,9 @@ class Run:
     git: dict[str, Any] = field(default_factory=environment.git_state)
 
     def measure_ceilings(self) -> None:
-        """Measure the machine. The higher of old and new rates counts, because other work only lowers a rate."""
+        """Measure the rates of the machine. Keep the higher of the old and the new rate, because other work on the
+        machine can only lower a rate.
+        """
         begun = time.monotonic()
         new = ceilings.measure(self.device)
         self.ceilings = ceilings.better(self.ceilings, new) if self.ceilings else new
@@ -152,7 +154,7 @@ def drawn(run: Run, case: Case, dtype: str, seed: int) -> Inputs:
 def answers_of(
     run: Run, case: Case, dtype: str, seed: int, backward: bool, inputs: Inputs, bare: bool, check: bool = True
 ) -> Answers:
-    """Solve both sets of values of a case, or with check=False those that are timed alone."""
+    """Solve both sets of values of a case. With check=False solve only the values that are timed."""
     operator = OPERATORS[case.op]
     arguments = without_positions(inputs.arguments) if bare else inputs.arguments
     backward = backward and bool(operator.floating(arguments))
@@ -267,7 +269,9 @@ def status_of(e: Exception) -> tuple[str, str]:
 def _timed(
     run: Run, case: Case, dtype: str, mode: str, answers: dict[bool, Answers], seed: int, entries: list[Entry]
 ) -> Iterator[Record]:
-    """Time the contenders that passed, in turns. Yield each record as its timing ends, and all again with ratios."""
+    """Time the contenders that passed, in alternation. Yield each record when its timing ends. At the end yield every
+    record again, now with its ratios.
+    """
     backward = mode == "fwdbwd"
     now = {entry.contender.name: replace(entry) for entry in entries}
     calls, times = {}, {}

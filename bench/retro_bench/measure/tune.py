@@ -40,7 +40,9 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """A row, and the trial of each tile in its place. Seconds are measured, or estimated by `static.tiles`."""
+    """A row of a tile table, and the trials of the tiles that could replace it. Seconds are measured, or estimated by
+    `static.tiles`.
+    """
 
     op: str
     before: dict
@@ -107,7 +109,7 @@ class Bench:
         return None if verdict.passed else ("numerics", verdict.complaint())
 
     def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
-        """Check the op with each of `rows` in the place of `old`. Then time those with right results, in turns.
+        """Check the op with each of `rows` instead of `old`. Then time the rows with right results, in alternation.
 
         The changes of other rows that were `kept` stay in the table.
         """

@@ -68,7 +68,7 @@ def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -
 
 
 def native(record: dict[str, Any]) -> bool:
-    """Whether the device of a record computes in its type, instead of converting to float32 and back."""
+    """Whether the device of a record computes in the record's type. Other devices convert to float32 and back."""
     wanted = NATIVE.get(record["dtype"])
     return (
         wanted is None

@@ -60,8 +60,8 @@ struct Region {
   int64_t bytes;
 };
 
-// The order of events in a cluster. Agents are its warps, then the copies that arrive at each mbarrier and the products
-// of each warp. A clock ticks at each release; a warp has seen the clocks that it acquired.
+// The order of events in a cluster. Its agents are the warps, the copies that arrive at each mbarrier, and each warp's
+// products. A clock ticks at each release. A warp has seen the clocks that it acquired.
 using Clock = std::vector<int32_t>;  // by agent
 struct Stamp {
   size_t agent = 0;
@@ -208,7 +208,7 @@ struct Barrier {   // of bar.sync, bar.arrive and bar.red
   int arrived = 0, yes = 0;
   Clock released = {};
 };
-// What a thread waits for: a barrier's number, or one of these
+// The reason why a thread waits: the number of a barrier, or one of these
 constexpr int8_t NOTHING = -1, BARRIERS = 16, AT_MBARRIER = 16, YIELDS = 17, AT_CLUSTER = 18;  // YIELDS: to others
 
 struct Tensor {

@@ -158,9 +158,9 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
 // A product's operands in shared memory, and the warps that read them
 struct Operands {
   Machine& m;
-  int k, first, readers, thread;  // thread: the one that issues the product, or -1
+  int k, first, readers, thread;  // thread: issues the product, or -1
   std::vector<uint32_t>& granules;
-  int rank;  // of the CTA in whose memory the granules are
+  int rank;  // rank of the CTA whose memory has the granules
 
   // [rows][k], or turned, [k][rows]
   std::vector<float> matrix(const Descriptor& at, int type, int rows, bool transposed, bool turned) const {

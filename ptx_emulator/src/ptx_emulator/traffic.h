@@ -93,7 +93,7 @@ class Order {
     return nullptr;
   }
 
-  // A strong access, by its bits: what it publishes, and what it learns
+  // Orders a strong access: a read with ACQUIRES adopts the clocks that the address holds, and a write stores clocks
   void synchronise(const uint8_t* host, int64_t bits, bool reads, bool writes) {
     Shared& at = released_[host];
     if (reads && at)
@@ -103,7 +103,7 @@ class Order {
     Shared own = bits & RELEASES ? snapshot() : me_->fenced;
     at = reads ? joined(at, own) : own;
   }
-  // After an instruction that releases: later accesses are not published by it
+  // Called after an instruction that releases, because it does not publish later accesses
   void tick() {
     ++me_->clock;
     me_->own = nullptr;

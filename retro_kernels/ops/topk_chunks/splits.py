@@ -36,6 +36,6 @@ def split(keys: int, tile: int, blocks: int, places: int, least: int) -> Split:
 
 
 def aligned(tensor: Tensor, elements: int) -> bool:
-    """Whether rows have multiples of `elements` and lie multiples of it apart, and the first begins at 16 bytes."""
+    """Whether the length and strides of the rows are multiples of `elements`, and the address is one of 16 bytes."""
     steps = (tensor.shape[-1], *tensor.stride()[:-1])
     return all(step % elements == 0 for step in steps) and tensor.data_ptr() % 16 == 0

@@ -28,7 +28,7 @@ def walk_tall(
     POSITION: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq [BLOCK_M, BLOCK_D] and drq [BLOCK_M, BLOCK_E] after the keys [begin, end), without the factor `scale`. MERGED:
-    dq is the sum of both. The tuples are those of `_walk_gradient`, but `operands` has no addresses.
+    dq is the sum of both. For the tuples see `_walk_gradient`; `operands` has no addresses here.
     """
     q, rq, do, lse2, delta = operands
     i, row_mask, first_key, last_key, query_segment = queries

@@ -344,8 +344,8 @@ def _stored(work: _Work) -> dict[str, Tensor]:
 def _launch_columns(
     work: _Work, part: Slab, tile: tiles.Tile, x: Tensor, grid: tuple, given: dict, name: str, arguments: Callable
 ) -> None:
-    """Launch the product of a slab's stored tiles with x [B,N,H,WIDTH], for the gradient `name`. arguments: makes the
-    scalars of this product alone.
+    """Launch the product of a slab's stored tiles with x [B,N,H,WIDTH], for the gradient `name`. arguments: returns
+    the scalars that only this product has.
     """
     x = _from(x, part.first_batch, part.first_head)
     offsets = work.call.batch_offset
@@ -361,7 +361,8 @@ def _launch_columns(
 
 
 def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, Tensor], whole: bool) -> None:
-    """Launch a slab's product for the gradient of keys or values. whole: of keys, with the biases' sums."""
+    """Launch a slab's product for the gradient of keys or values. whole: the product
+    is the keys', and also sums the gradients of the biases."""
     call = work.call
     (b, s, groups, _), h = call.key.shape, call.query.shape[2]
     tile, per_group = _keys_tile(work), h // groups
@@ -392,7 +393,7 @@ def _from(x: Tensor, batch: int, head: int) -> Tensor:
 
 
 class _Table(NamedTuple):
-    """How the gradient of the relative keys is divided: its parts [most, H or 1, T, E], summed afterwards."""
+    """Division of the gradient of the relative keys into parts [most, H or 1, T, E], which are summed afterwards."""
 
     tile: tiles.Tile
     blocks: int

@@ -2,7 +2,7 @@
 them.
 
 A slab is a part of the call whose tiles fit in `STORED_BYTES`: some heads, batch entries and query blocks. Each slab
-adds to the gradients of the slabs before, so the order of the sums is that of the slabs.
+adds to the gradients that earlier slabs have written, so gradients are summed in the order of the slabs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Slab(NamedTuple):
 def width(call: RelativeAttention, block_m: int, block_n: int) -> tuple[int, int | None]:
     """Return (columns, ring): key j is stored in column j & ring, or j if ring is None.
 
-    With a window, a block of queries sees few keys, and columns are reused in turn.
+    With a window, a block of queries sees few keys, so the columns form a ring buffer.
     """
     keys = -(-call.key.shape[1] // block_n) * block_n
     seen = call.window or 2 * (call.window_block or 0)
