@@ -228,14 +228,15 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
             event(f"{op}: {name} beyond the table, within the rounding of its inputs")
             count["beyond the table, within rounding"] += 1
     count["judged"] += 1
-    recent.append((Call(op, kw, backend, view, upstream, dtype), got))
+    if not INTERPRETER:  # there test_repeated_calls.py repeats calls, and each call is slow
+        recent.append((Call(op, kw, backend, view, upstream, dtype), got))
     if len(recent) == LAYOUTS:
         repeat_among_layouts(recent, count["judged"])
         recent.clear()
 
 
 #: layouts repeated together, and repeats of each of a layout's two calls
-LAYOUTS, REPEATS = (4, 2) if INTERPRETER or COMPILED else (16, 6)
+LAYOUTS, REPEATS = (4, 2) if COMPILED else (16, 6)
 #: the last checked calls with their results, and the number of each kind
 recent: list[tuple] = []
 count: Counter[str] = Counter()
@@ -276,7 +277,7 @@ def repeat_among_layouts(judged: list[tuple], seed: int) -> None:
     # threads would draw seeds in their own order, so calls with dropout stay in this one
     aside = [(call, want) for call, want in known if not call.kw.get("dropout_p")]
     here = [(call, want) for call, want in known if call.kw.get("dropout_p")]
-    if INTERPRETER or COMPILED:
+    if COMPILED:
         aside, here = [], known
     with ThreadPoolExecutor(4) as threads:
         waited = threads.map(lambda one: same_bits(*one), aside)
