@@ -18,6 +18,14 @@ def printable(text: str) -> str:
     return CONTROLS.sub(lambda c: chr(0x2400 + ord(c[0])) if c[0] < " " else "\ufffd", text)
 
 
+def hide_theirs() -> None:
+    """Switch off the bars of the Hugging Face library where standard error is a file, which they would fill."""
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
 @contextlib.contextmanager
 def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[int, dict], None]]:
     """Context manager: a bar over `steps`. Yields the `report` for `training.train`.

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from retro_model.base import progress
 from retro_model.data.hub import HubTokenizer
 from retro_model.retrofit.decoders import base_of
 
@@ -22,10 +23,9 @@ SHOWN = 4  # passages of the library that are shown to a question
 class RetrofitReader(RetroReader):
     """Reader of a `RetrofittedDecoder`; see `Reader`."""
 
-    without = "the decoder as it was"
-
     def __init__(self, folder, device: str = "cpu") -> None:
         super().__init__(folder, device)
+        self.without = "the decoder and the shared prefix" if self.model.always_attends else "the decoder as it was"
         theirs = self.tokenizer.theirs
         self.asks, self.bos_id = bool(getattr(theirs, "chat_template", None)), self.tokenizer.bos_id
         self.stop_token = theirs.eos_token_id if self.asks else None  # it ends an answer
@@ -38,6 +38,7 @@ class RetrofitReader(RetroReader):
     def _model(self) -> nn.Module:
         from retro_model.integrations.huggingface import RetrofitForCausalLM
 
+        progress.hide_theirs()
         local = {"local_files_only": True, "trust_remote_code": False}
         model = RetrofitForCausalLM.from_pretrained(self.folder.part("model"), **local).model
         if hasattr(model, "keeping"):  # own attention reads neighbours that recur once

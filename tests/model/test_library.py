@@ -365,11 +365,12 @@ def test_exchanged_neighbours_are_those_of_other_documents():
     assert np.array_equal(evaluation.exchanged_neighbours(nothing, store, range(8)), nothing)
 
 
-def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path, monkeypatch):
+def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path, monkeypatch, capfd):
     decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
     sizes = Sizes(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
     said = []
     monkeypatch.setattr(copying, "LEAST_GAIN", -1.0)
+    monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: -len(prefix))
     options = {"rank": 2, "score_bias": True, "prefix": True, "copying": True, "folder_of_texts": library}
     retrofit.run(decoder, tmp_path, sizes, Fit(steps=2), **options, show=said.append)
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
@@ -378,13 +379,15 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     assert 0 < seconds["ready"] <= seconds["trained"] <= seconds["scored"]
     assert not list((tmp_path / "model").glob("decoder*"))
     assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
+    transformers.utils.logging.enable_progress_bar()
     reader = open_folder(tmp_path)
+    assert "Loading" not in capfd.readouterr().err
     assert reader.model.config.neighbour_len == 24
     assert reader.model.slope.any() and reader.model.copying.centre.any()
     fitted = json.loads((tmp_path / "retrofit.json").read_text())["training"]["copying"]
     assert fitted["numbers"] == reader.model.copying.numbers.tolist() != list(own_copy.START)
-    chosen = next(line for line in said if "nats per token" in line)
-    assert len(reader.model.config.prefix) == (0 if "no prefix" in chosen else prefix.LENGTH)
+    assert any("64 tokens from" in line for line in said) and len(reader.model.config.prefix) == prefix.LENGTH
+    assert reader.without == "the decoder and the shared prefix"  # retrieval off has it in front too
     got = reader.score(reader.passage(reader.start), Options())
     reader.write(reader.passage(reader.start)[:20], Options(new_tokens=8))
     assert np.abs(got.on - got.off).max() > 1e-4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from retro_model import evaluation, training
+from retro_model.base import progress
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
@@ -144,10 +144,8 @@ def decoder_folder(given: Path | None, show) -> Path:
 def read_decoder(folder: Path):
     """Load a decoder of the Hugging Face library. Nothing is fetched, no code of the folder is run."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()  # "Loading weights" would fill a log
+    progress.hide_theirs()
     how = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": False}
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), **how).eval()
 
