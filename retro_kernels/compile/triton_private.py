@@ -5,6 +5,8 @@ Triton is imported inside the functions, because it may not be installed.
 
 from __future__ import annotations
 
+import functools
+
 from .target import Target
 
 
@@ -27,14 +29,23 @@ def gpu(target: Target):
     return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
-def source(launch, target: Target):
-    """Return (ASTSource, options) exactly as a launch of these arguments on the target builds them."""
-    from triton.compiler import ASTSource, make_backend
+@functools.cache
+def _binder(kernel, target: Target):
+    """Return Triton's backend for a target, and the function that binds a kernel's arguments. Triton generates it."""
+    from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    kernel, backend = launch.kernel, make_backend(gpu(target))
-    kwargs = {**launch.arguments, **launch.options}
-    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**kwargs)
+    backend = make_backend(gpu(target))
+    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+
+def source(launch, target: Target):
+    """Return (ASTSource, options) exactly as a launch of these arguments on the target builds them."""
+    from triton.compiler import ASTSource
+
+    kernel, kwargs = launch.kernel, {**launch.arguments, **launch.options}
+    backend, bind = _binder(kernel, target)
+    bound, specialization, options = bind(**kwargs)
     options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
     return ASTSource(kernel, signature, constants, attributes), options
 
