@@ -96,15 +96,6 @@ def test_without_positions_it_is_torchs_attention():
         torch.testing.assert_close(mine, theirs.transpose(1, 2))
 
 
-def test_logits_are_the_attentions():
-    """relative_logits plus content logits, softmaxed, is relative_attention."""
-    kw = inputs.self_attention(4, dtype=F64, N=5, S=7)
-    position = rk.relative_logits(kw["query"], kw["rel_key"], key_len=7, position_bias=kw["position_bias"])
-    content = torch.einsum("bnhd,bshd->bhns", kw["query"] + kw["content_bias"], kw["key"])
-    weights = ((content + position) / math.sqrt(16)).softmax(-1)
-    torch.testing.assert_close(torch.einsum("bhns,bshd->bnhd", weights, kw["value"]), rk.relative_attention(**kw))
-
-
 def test_logits_by_hand():
     rel_key = torch.arange(5.0, dtype=F64).view(1, 5, 1)
     got = rk.relative_logits(torch.ones(1, 3, 1, 1, dtype=F64), rel_key, key_len=3)
