@@ -60,7 +60,7 @@ def operator(name: str):
 
 
 def run(name: str, values: tuple, known: layouts.Known):
-    """Run an operator on plain tensors: its implementation, or the operator itself for a profiler to see."""
+    """Run an operator on plain tensors: by its implementation, or by the operator itself if a profiler must see it."""
     if private.profiled():
         return operator(name)(*values)
     return IMPLEMENTATIONS[name](*values, known=known)
@@ -107,7 +107,7 @@ def saved(ctx, tensors: Sequence[Tensor | None]):
 
 
 def gradients(ctx, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of all arguments of an autograd function, whose last ones are the fields of the call."""
+    """Return the gradients of all arguments of an autograd function. Its last arguments are the fields of the call."""
     op, make = ctx.op, ctx.make
     results: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     before = len(results) - len(make._fields)

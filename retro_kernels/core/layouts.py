@@ -37,7 +37,7 @@ _MEMO = Known()  # by name and layout
 
 
 def forget() -> None:
-    """Drop every entry. Call it after a change of what layouts do not show: tile tables, backends of this machine."""
+    """Drop every entry. Call it after a change that layouts do not show, such as another tile table or backend."""
     _MEMO.clear()
 
 
@@ -105,9 +105,10 @@ def _moving(kind: type) -> int | None:
 
 
 def sources(call, resolved) -> tuple[tuple[int | None, object], ...]:
-    """Return for each field of a resolved call the field of the call that it came from, or None and its value.
+    """Return (index, value) for each field of a resolved call: the index of the field of the call that it came from, or
+    None and its value.
 
-    A position that is a tensor came from the moving position.
+    A tensor of positions came from the field of the moving position.
     """
     moving = _moving(call.__class__)
     return tuple(

@@ -24,7 +24,9 @@ class Decoder(nn.Module):
         self.sums_losses = self._readout is not None
 
     def forward(self, tokens: Tensor, *, loss_mask: Tensor | None = None) -> Tensor | NextTokenLoss:
-        """Logits [B,N,V]; with `loss_mask` [B,N] the losses of the tokens that it names, as `Retro.forward`."""
+        """Return logits [B,N,V], or with `loss_mask` [B,N] the losses of the tokens that it selects, like
+        `Retro.forward`.
+        """
         if loss_mask is None:
             return self.decoder(tokens).logits
         counted = loss_mask[:, 1:]

@@ -154,7 +154,7 @@ class _CpuSampler:
 
 
 class _CudaSampler:
-    """Device events around one call, behind a cache flush and a delay that hides the host's time to launch."""
+    """Times one call by device events, after a cache flush and a delay that hides the host's time for the launch."""
 
     def __init__(self, graphs: bool):
         self.graphs = graphs

@@ -17,7 +17,7 @@ __all__ = ["NoToolchain", "StaticSelection", "listing", "row", "rows", "select"]
 
 
 def listing(arches: list[int | str], parts: tuple[str, ...] | None) -> dict[str, str]:
-    """Return id -> fingerprint of everything that `rows` would compile, in seconds, not minutes. Raises NoToolchain."""
+    """Return id -> fingerprint of every kernel that `rows` would compile, without compiling it. Raises NoToolchain."""
     units = select(arches, parts)
     return {unit.id: unit.fingerprint for unit in [*units.triton, *units.cuda]}
 

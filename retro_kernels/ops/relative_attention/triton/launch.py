@@ -64,8 +64,9 @@ def options(call: RelativeAttention) -> tuple[str, ...]:
 
 
 def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> bool:
-    """Whether the query kernel sums the content and position gradients in one accumulator although the biases need them
-    apart. The keys' product then sums the content part, and the difference is the position part.
+    """Whether the query kernel sums the content and position gradients in one accumulator, although the gradients of
+    the biases need separate sums. The keys' product then also sums the content part. The position part is the
+    difference.
 
     Tall tiles that store probabilities have registers for one accumulator only.
     """
