@@ -17,7 +17,7 @@ from retro_model.evaluation.scoring import document_rows
 from retro_model.retrofit import retrofit
 
 LENGTH = 64  # tokens of the prefix; the first is the attention sink
-PLACES = 6  # half of them are beginnings of documents
+PLACES = 16  # half of them are beginnings of documents
 JUDGED_TOKENS = 2048  # tokens of the windows on which a place is judged
 
 
