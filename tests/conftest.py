@@ -49,6 +49,17 @@ def fast_backends(op: str) -> list[str]:
     return [name for name in names if rk.backends()[op][name]]
 
 
+@contextlib.contextmanager
+def noted_launches():
+    """List the launches inside. They run as outside: by the emulator, if this process emulates, or by Triton."""
+    from retro_kernels.triton_lib import launch
+
+    made, sinks = [], launch._sinks
+    run = sinks[-1][0] if sinks else launch.Launch.run
+    with launch.launches_to(lambda each: made.append(each) or run(each)):
+        yield made
+
+
 def examples(interpreted: int, native: int) -> int:
     """Return the number of examples of a property; compiled, each shape costs several kernels of a second."""
     return 2 if COMPILED else interpreted if INTERPRETER else native

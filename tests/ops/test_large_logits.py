@@ -61,7 +61,7 @@ def test_finite_logits_of_any_size_give_finite_gradients(op, backend, factor, to
 def test_logits_beyond_float16_overflow_in_no_pass(op, backend, rel):
     """Logits of content and positions. The values' gradient shows the probabilities of the backward pass.
 
-    Cross-attention's backward pass on Triton keeps 16 bits of a position logit, which are too few at this size.
+    Cross-attention's backward pass on Triton keeps 16 bits of a position logit: too few far below the row's largest.
     """
     kw = MADE[op](9, dtype=torch.float16, rel=rel, biases=False)
     kw |= {name: 200 * kw[name] for name in kw.keys() & {"query", "key", "rel_key"}}
@@ -100,6 +100,21 @@ def test_large_position_logits_of_half_types_keep_their_probabilities(op, backen
     assert lse.where(lse != -torch.inf, 0).abs().max() > 200
     error = (grads["value"].double() - exact["value"]).abs().max() / exact["value"].abs().max()
     assert error < 0.01
+
+
+@every
+def test_position_logits_beyond_float16_keep_their_probabilities(op, backend):
+    """Four neighbouring displacements have about the same logit, so that a row's softmax has several keys."""
+    kw = HALF[op]()
+    kw["query"][..., 0] = 60
+    kw["key"][..., 0] = kw["position_bias"][..., 0] = 0
+    kw["rel_key"][..., 0] = torch.arange(kw["rel_key"].shape[1]) // 4 % 6 * 1250
+    (_, lse), grads = results(op, kw, backend)
+    _, exact = results(op, inputs.cast(kw, torch.float64), "reference")
+    largest = lse.where(lse != -torch.inf, 0).abs().max()
+    assert largest > 65504
+    error = (grads["value"].double() - exact["value"]).abs().max() / exact["value"].abs().max()
+    assert error < 1e-3 + largest / 4e6
 
 
 @every

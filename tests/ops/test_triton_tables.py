@@ -17,7 +17,7 @@ from retro_kernels.testing import compare, inputs
 from retro_kernels.triton_lib import launch
 from retro_kernels.triton_lib.combinations import WIDTHS, combinations
 from retro_kernels.triton_lib.launch import launches_to
-from tests.conftest import INTERPRETER
+from tests.conftest import INTERPRETER, noted_launches
 
 OP = "relative_attention"
 pytestmark = pytest.mark.skipif(
@@ -106,8 +106,7 @@ def test_biases_of_a_gradient_that_is_one_sum(wanted):
             leaves = {name: call[name].clone().requires_grad_() for name in names}
             out = rk.relative_attention(**{**call, **leaves}, backend="triton")[0]
             grad = inputs.randn(inputs.generator(1), *out.shape, dtype=out.dtype)
-            ran = []
-            with launches_to(lambda each, ran=ran: ran.append(each) or each.run()):
+            with noted_launches() as ran:
                 found.append(dict(zip(names, torch.autograd.grad(out, list(leaves.values()), grad), strict=True)))
             launched = {}
             for one in ran:  # the first of a name: the keys' among the columns' launches

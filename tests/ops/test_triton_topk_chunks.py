@@ -12,7 +12,7 @@ import retro_kernels as rk
 from retro_kernels.core import dispatch
 from retro_kernels.ops.topk_chunks.call import TopkChunks
 from retro_kernels.testing import compare, guard_bands, inputs
-from tests.conftest import COMPILED, INTERPRETER
+from tests.conftest import COMPILED, INTERPRETER, noted_launches
 
 pytestmark = pytest.mark.skipif(
     not rk.backends()["topk_chunks"]["triton"], reason=str(rk.backends()["topk_chunks"]["triton"].reason)
@@ -57,7 +57,6 @@ def test_tiles_and_splits_change_nothing(metric):
     """Every tile of the table, by one launch or a scan and a merge: the same bits, equal to the reference."""
     launch = pytest.importorskip("retro_kernels.ops.topk_chunks.triton.launch")
     from retro_kernels.compile.target import KNOWN
-    from retro_kernels.triton_lib.launch import launches_to
 
     kw = inputs.topk(
         4, B=1, Q=21, S=200, D=16, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=185
@@ -68,8 +67,7 @@ def test_tiles_and_splits_change_nothing(metric):
         for count in (1, 3):
             length = -(-200 // count // tile.block_s) * tile.block_s
             parts = launch.Split(-(-200 // length), length)
-            made = []
-            with guard_bands.poisoned(), launches_to(lambda launch, made=made: made.append(launch) or launch.run()):
+            with guard_bands.poisoned(), noted_launches() as made:
                 scores, indices = launch.forward(call, KNOWN[90], tile, parts)
             assert len(made) == (1 if parts.count == 1 else 2)
             assert torch.equal(scores, want[0]) and torch.equal(indices, want[1]), (tile, parts)
@@ -100,7 +98,6 @@ def test_packing():
     """The layout that retro_kernels/ops/topk_chunks/triton/selection.py and csrc/cuda/topk_select.cuh draw."""
     from retro_kernels.compile.target import KNOWN
     from retro_kernels.ops.topk_chunks.triton import launch
-    from retro_kernels.triton_lib.launch import launches_to
 
     key = torch.zeros(1, 10, 8)
     key[0, 7, 0], key[0, 3, 0] = 1.5, -1.5
@@ -109,8 +106,8 @@ def test_packing():
     query = torch.zeros(1, 1, 8)
     query[..., 0] = 1.0
     call = problem({"query": query, "key": key, "k": 2, "key_mask": mask})
-    launches, tile = [], launch.choose_tile(call, KNOWN[90])
-    with launches_to(lambda launch: launches.append(launch) or launch.run()):
+    tile = launch.choose_tile(call, KNOWN[90])
+    with noted_launches() as launches:
         launch.forward(call, KNOWN[90], tile, launch.Split(2, 2**20))  # the second part is empty
     packed = sorted(launches[0].arguments["partial_ptr"][0, 0, 0].tolist(), reverse=True)
     assert [hex(value & (2**64 - 1)) for value in packed] == ["0x3fc000007ffffff8", "0xc03fffff7ffffffc"]

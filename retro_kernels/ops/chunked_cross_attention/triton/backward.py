@@ -15,8 +15,8 @@ Products with the table write and read whole lines of the band, and the skew is 
 The program that wrote the logits loads them again, from L1 or L2, and replaces them by dS, summed over the neighbours.
 
 A half type would round a logit of 1,000 by up to 0.5, and can't hold 100,000. A band of 16 bits therefore keeps the
-square root of each logit's share of the row's largest logit, as an integer with the logit's sign: small logits stay
-precise next to a large one.
+square root of each logit's distance from the row's largest logit, as a share of the row's span: the logits with the
+largest probabilities are the most precise.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ def _band_block(
     BAND_KEYS: tl.constexpr,
     EVEN_BAND: tl.constexpr,
     INNER: tl.constexpr,
+    OTHER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """float32 [BLOCK_M, BLOCK_M]: logits of BLOCK_M columns of a band, from c0 on; 0 without a key.
+    """float32 [BLOCK_M, BLOCK_M]: logits of BLOCK_M columns of a band, from c0 on; OTHER without a key.
 
     source: the relative query and its address, the table's address, its row for column 0, its number of rows and their
     stride, the mask of query rows, R, and an opaque zero. INNER: each column has a key, or one past R.
@@ -85,37 +86,36 @@ def _band_block(
         keep = keep & (c >= i) & (c < i + BAND_KEYS)
     if not EVEN_BAND:
         keep = keep & (c >= i + (BAND_KEYS - R))
-    return tl.where(keep, logits, 0.0)
+    return tl.where(keep, logits, OTHER)
 
 
 @triton.jit
-def _encoded(logits, peak, dtype: tl.constexpr):
-    """Return logits as elements of a band. peak: the largest finite size of each row's logits."""
+def _encoded(logits, spread, dtype: tl.constexpr):
+    """Return logits as elements of a band. In half types +inf becomes 0, -inf and NaN become 65535."""
     if dtype == tl.float32:
         return logits
     else:
-        size = tl.abs(logits)
-        root = tl.sqrt(size * (32767.0 * 32767.0 / tl.maximum(peak, 1e-28))[:, None]) + 0.5
-        whole = tl.where(size <= peak[:, None], tl.where(logits < 0, -root, root), -32768.0)
-        return whole.to(tl.int16).to(dtype, bitcast=True)
+        top, span = spread
+        below = tl.minimum(tl.maximum(top[:, None] - logits, 0.0), span[:, None])
+        root = tl.sqrt(below * (65534.0 * 65534.0 / span)[:, None]) + 0.5
+        return tl.where(logits > float("-inf"), root, 65535.0).to(tl.uint16).to(dtype, bitcast=True)
 
 
 @triton.jit
-def _decoded(stored, peak):
-    """Return float32 logits from the elements of a band. Logits that are not finite become -inf."""
+def _decoded(stored, span):
+    """Return float32 logits from the elements of a band, in half types less the row's largest one."""
     if stored.dtype == tl.float32:
         return stored
     else:
-        whole = stored.to(tl.int16, bitcast=True)
-        root = whole.to(tl.float32)
-        logits = root * tl.abs(root) * (peak * (1 / (32767.0 * 32767.0)))[:, None]
-        return tl.where(whole == -32768, float("-inf"), logits)
+        root = stored.to(tl.uint16, bitcast=True).to(tl.float32)
+        logits = root * root * (span * (-1 / (65534.0 * 65534.0)))[:, None]
+        return tl.where(root == 65535.0, float("-inf"), logits)
 
 
 @triton.jit
 def _write_logits(
     band_at,
-    peak,
+    spread,
     c0,
     source,
     position_at,
@@ -127,12 +127,15 @@ def _write_logits(
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write BLOCK_M columns of a band, from c0 on. peak: largest finite absolute logit of each row."""
+    """Write BLOCK_M columns of a band, from c0 on. spread: the largest finite logit of each row, and its distance from
+    the smallest one.
+    """
+    OTHER: tl.constexpr = 0.0 if band_at.dtype.element_ty == tl.float32 else float("inf")  # encoded as 0
     logits = _band_block(  # [BLOCK_M, BLOCK_M]
-        c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, INNER, PRECISION
+        c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, INNER, OTHER, PRECISION
     )
     at = band_at + c0 + _square(BAND_KEYS, BLOCK_M)
-    encoded = _encoded(logits, peak, band_at.dtype.element_ty)
+    encoded = _encoded(logits, spread, band_at.dtype.element_ty)
     if INNER:
         tl.store(at, encoded)
     else:
@@ -162,7 +165,7 @@ def _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask):
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr,
-    band_ptr, peak_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
+    band_ptr, span_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
     dq_ptr, drq_ptr, dk_ptr, dv_ptr, dgate_ptr, dcontent_ptr, dposition_ptr,
     stride_q, stride_k, stride_v, stride_r, stride_rq, stride_c, stride_p, stride_m, stride_g, stride_batch_start,
     stride_do, stride_dl,
@@ -193,7 +196,8 @@ def _cca_backward_query_kernel(
     row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     q_base = q_ptr + batch * stride_q.b + start64 * stride_q.n + head64 * stride_q.h
     q = load_rows(q_base, local, row_mask, stride_q.n, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    peak = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.zeros([BLOCK_M], tl.float32)
+    span = tl.zeros([BLOCK_M], tl.float32)
     if band_ptr is not None:
         band_at = band_ptr + (wide(item) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
         rel_base = rel_ptr + head64 * stride_r.h
@@ -211,22 +215,42 @@ def _cca_backward_query_kernel(
             source = rq, rq_from, rel_base, first, T, stride_r.t, row_mask, R, zero
             if band_ptr.dtype.element_ty != tl.float32:
                 STAGES: tl.constexpr = 2 if BLOCK_E == 128 else 1  # registers of the whole kernel decide
+                NO_KEY: tl.constexpr = float("inf")  # counts as no finite logit
+                low = top + float("inf")
+                top -= float("inf")
                 for c0 in tl.range(0, BAND_KEYS + BLOCK_M, BLOCK_M, num_stages=STAGES):
                     logits = _band_block(  # [BLOCK_M, BLOCK_M]
-                        c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, False, PRECISION
+                        c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, False, NO_KEY, PRECISION
                     )
-                    size = tl.abs(logits)
-                    peak = tl.maximum(peak, tl.max(tl.where(size < float("inf"), size, 0.0), 1))
-                if peak_ptr is not None:
-                    tl.store(peak_ptr + (wide(item) * H + head) * BLOCK_M + local, peak)
+                    finite = tl.abs(logits) < float("inf")
+                    top = tl.maximum(top, tl.max(tl.where(finite, logits, float("-inf")), 1))
+                    low = tl.minimum(low, tl.min(tl.where(finite, logits, float("inf")), 1))
+                top = tl.where(low < float("inf"), top, 0.0)
+                span = tl.maximum(tl.minimum(top - low, 3e38), 1e-28)
+                if span_ptr is not None:
+                    span_at = span_ptr + (wide(item) * H + head) * (2 * BLOCK_M) + local
+                    tl.store(span_at, top)
+                    tl.store(span_at + BLOCK_M, span)
+            spread = top, span
             for edge in tl.static_range(2):
                 c0 = edge * BAND_KEYS
                 _write_logits(
-                    band_at, peak, c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, False, PRECISION
+                    band_at,
+                    spread,
+                    c0,
+                    source,
+                    position_at,
+                    E,
+                    BLOCK_M,
+                    BLOCK_E,
+                    BAND_KEYS,
+                    EVEN_BAND,
+                    False,
+                    PRECISION,
                 )
             for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
                 _write_logits(
-                    band_at, peak, c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, True, PRECISION
+                    band_at, spread, c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, True, PRECISION
                 )
             tl.debug_barrier()  # the loop loads logits that other threads stored
 
@@ -246,6 +270,8 @@ def _cca_backward_query_kernel(
     # [BLOCK_M]
     delta = row_products(do, do_from, out, out_from, opaque_zero(tl.program_id(0)), D, BLOCK_M, BLOCK_D, PRECISION)
     lse2, delta = _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask)
+    if band_ptr is not None:
+        lse2 -= top * (scale * LOG2E)  # the band's logits are less `top`
     if delta_ptr is not None:
         tl.store(delta_ptr + lse_at, delta, mask=row_mask)
     qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
@@ -290,7 +316,7 @@ def _cca_backward_query_kernel(
         p, ds = tile_gradients(
             content,
             dp_raw,
-            _decoded(position, peak) if band_ptr is not None else 0.0,
+            _decoded(position, span) if band_ptr is not None else 0.0,
             lse2,
             delta,
             visible,
@@ -391,7 +417,7 @@ def _cca_backward_query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_key_kernel(
-    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr, peak_ptr,
+    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr, span_ptr,
     do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_q, stride_k, stride_v, stride_c, stride_m, stride_g, stride_batch_start, stride_do,
     N, M, K, R, H, L, HEADS_PER_GROUP, query_start, first_chunk, chunks, blocks, key_blocks,
@@ -470,10 +496,12 @@ def _cca_backward_key_kernel(
         if band_ptr is not None:
             band_at = band_ptr + (wide(item + block) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
             stored = tl.load(band_at + _skewed(j0, zero, BAND_KEYS, BLOCK_M, BLOCK_N))  # [BLOCK_M, BLOCK_N]
-            peak = 0.0
-            if peak_ptr is not None:
-                peak = tl.load(peak_ptr + (wide(item + block) * H + head) * BLOCK_M + local)
-            position = _decoded(stored, peak)  # [BLOCK_M, BLOCK_N]
+            span = 0.0
+            if span_ptr is not None:
+                span_at = span_ptr + (wide(item + block) * H + head) * (2 * BLOCK_M) + local
+                lse2 -= tl.load(span_at) * scale2
+                span = tl.load(span_at + BLOCK_M)
+            position = _decoded(stored, span)  # [BLOCK_M, BLOCK_N]
         content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(

@@ -193,7 +193,7 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
         dposition_ptr=new(has_rel and need["position_bias"], cut.items, h, e),
         delta_ptr=new(need_keys and not cut.fused, b, h, n),
         band_ptr=new(has_rel, *band, dtype=dtype),
-        peak_ptr=new(has_rel and need_keys and not cut.fused and dtype != torch.float32, *band[:3]),
+        span_ptr=new(has_rel and need_keys and not cut.fused and dtype != torch.float32, *band[:2], 2 * band[2]),
         # if the key kernel follows the query kernel, it needs the logits, so dS may not replace them
         ds_ptr=new(has_rel and need_keys and not cut.fused, *band, dtype=dtype),
         part_ptr=new(has_rel and need["rel_key"], cut.splits, h, cut.diagonals * cut.core.block_m, e),
