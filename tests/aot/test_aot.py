@@ -1,8 +1,9 @@
 """Every Triton kernel compiles for every architecture without a GPU, and none spills but those listed here.
 
 A selection: on sm_90 the presets below, and of the other calls the first of each kernel in bfloat16 and in float32; on
-sm_89, sm_100 and gfx942, and each night on AMD's other processors, the calls that need the most shared memory. With
-RETRO_KERNELS_EVERY_LAUNCH=1, as each night, all 530 to 570 of every architecture, some seven minutes of a core each.
+sm_89, sm_100 and gfx942, and each night on sm_120 and AMD's other processors, the calls that need the most shared
+memory. With RETRO_KERNELS_EVERY_LAUNCH=1, as each night, all 530 to 570 of every architecture, some seven minutes of a
+core each.
 """
 
 import functools
@@ -22,13 +23,13 @@ if INTERPRETER:
 EVERY = os.environ.get("RETRO_KERNELS_EVERY_LAUNCH") == "1"
 
 
-#: a block has 99 KiB of shared memory there, so the widest calls may spill; no preset does
+#: a block has 99 KiB of shared memory there, so other calls than presets may spill
 SMALL = tuple(arch for arch, target in NVIDIA.items() if target.shared_memory < 128 << 10)
 FULLEST = ("head of 256", "causal d128", "retro d128", "RPT, B=8")
-NIGHTLY = ("gfx950", "gfx1100")
+NIGHTLY = (120, "gfx950", "gfx1100")
 ARCHES = [
     pytest.param(arch, marks=[pytest.mark.nightly] * (arch in NIGHTLY and not EVERY))
-    for arch in (KNOWN if EVERY else (89, 90, 100, *AMD))
+    for arch in (KNOWN if EVERY else (89, 90, 100, 120, *AMD))
 ]
 
 
@@ -86,6 +87,9 @@ SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 8}, _TILE),
     Spill("cca_forward", "head of 256", "bfloat16", {80: 216, 90: 232, 100: 248}, _RARE),
     Spill("cca_backward_query", "head of 256", "bfloat16", {80: 1928, 90: 56}, _RARE),
+    Spill(
+        "cca_backward_query", "retro d128", "bfloat16", {120: 56}, "8 warps do not spill: 1424 us, estimated, not 1172"
+    ),
     Spill("relative_query", "own relative query", "bfloat16", {90: 24}, "outside the loop over tiles"),
     Spill("relative_query", "head of 256", "bfloat16", {"gfx950": 8}, _RARE),
     Spill("relative_keys", "plain d64, documents, dropout", "bfloat16", {80: 16}, "outside the loop over tiles"),
@@ -110,13 +114,13 @@ def test_every_launch_compiles_and_fits_shared_memory(arch):
         assert used <= KNOWN[arch].shared_memory, f"{row.kernel} {row.case} {row.config} {row.dtype}: {used} bytes"
 
 
-@pytest.mark.parametrize("arch", [arch for arch in ARCHES if arch.values[0] not in (*SMALL, "gfx1100")])
+@pytest.mark.parametrize("arch", [arch for arch in ARCHES if arch.values[0] != "gfx1100"])
 def test_no_launch_spills_but_those_listed(arch):
     assert arch != 90 or {row.op for row in rows(arch) if preset(row.op, row.case, "bfloat16")} == set(PRESETS)
     spilled = [
         f"{r.kernel} {r.case} {r.config} {r.dtype}: {r.stack} bytes of stack"
         for r in rows(arch)
-        if r.stack > allowed(r)
+        if r.stack > allowed(r) and (arch not in SMALL or preset(r.op, r.case, r.dtype))
     ]
     assert not spilled, "\n".join(spilled)
 
