@@ -86,7 +86,7 @@ class Answers:
         return numerics.compared(self.operator, self.arguments, results, grads, truth, few)
 
     def verdict(self, contender: Contender, measured: dict[str, numerics.Errors], checked: str) -> numerics.Verdict:
-        """Judge errors. Those slightly above their limit are judged again, together with those of further values.
+        """Judge errors. An error slightly above its limit is judged again, together with errors for further values.
 
         The errors of both the contender and the yardstick depend on chance, most of all their worst row, and those of
         few elements. Their means over many draws do not.
