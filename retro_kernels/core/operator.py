@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +22,9 @@ from .call import IMPLEMENTATIONS, operator
 
 NAMESPACE = "retro_kernels"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+#: Compiled graphs that torch keeps on disk contain what these sources made of a call. Other sources read others.
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py"))))
+torch.compiler.config.cache_key_tag += f" retro_kernels {SOURCES.hexdigest()[:12]}"
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 
 

@@ -80,9 +80,6 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 def saved_for_backward(argument: str):
     """Context manager: a graph that is compiled keeps the results of these operators instead of recomputing them.
 
-    With two layers of dropout and an activation_memory_budget of 0.1, inductor recomputes them all the same, and the
-    backward pass has another mask.
-
     Raises: RuntimeError naming the argument if the compiler is told to keep the graph's inputs only.
     """
     from torch._functorch import config

@@ -5,6 +5,11 @@ requires_grad.
 import contextlib
 import functools
 import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -356,7 +361,7 @@ def test_dropout_masks_agree_under_a_memory_budget(op, budget, compiler):
     x, weight = torch.randn(1, 48, 32, requires_grad=True), (0.2 * torch.randn(32, 32)).requires_grad_()
 
     def layers(x, weight):
-        for _ in range(3):
+        for _ in range(2):
             x = torch.tanh(attend(op, (x @ weight).sin()) @ weight)
         return x.square().sum()
 
@@ -377,6 +382,19 @@ def test_two_compiled_attentions_of_equal_inputs_have_masks_of_their_own(compile
     both = torch.compile(lambda x: (attend("relative_attention", x), attend("relative_attention", x)), backend=compiler)
     first, second = both(torch.randn(1, 48, 32))
     assert not torch.equal(first, second)
+
+
+def test_compiled_graphs_on_disk_are_read_by_equal_sources_only(tmp_path):
+    """The key of torch's cache has the sources of the package in it, next to the user's own tag."""
+    shutil.copytree(Path(rk.__file__).parent, tmp_path / "retro_kernels")
+    with (tmp_path / "retro_kernels" / "ops" / "_dropout.py").open("a") as file:
+        file.write("#")
+    command = [sys.executable, "-c", "import retro_kernels, torch; print(torch.compiler.config.cache_key_tag)"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    own, package, digest = done.stdout.split()
+    assert (own, package, len(digest)) == ("mine", "retro_kernels", 12)
+    assert digest not in torch.compiler.config.cache_key_tag and package in torch.compiler.config.cache_key_tag
 
 
 def test_a_memory_budget_of_zero_is_refused_with_dropout():
