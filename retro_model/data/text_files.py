@@ -77,7 +77,8 @@ class LeftOut:
             say(f"files without text ({len(self.empty):,}): {_listed(self.empty)}")
         if self.others:
             kinds = [f"{suffix or 'no suffix'} ({count:,})" for suffix, count in self.others.most_common()]
-            say(f"files of other kinds, not read ({self.others.total():,}): {_listed(kinds)}")
+            hint = "; convert HTML first, as with pandoc -t plain" * bool(self.others.keys() & {".html", ".htm"})
+            say(f"files of other kinds, not read ({self.others.total():,}): {_listed(kinds)}{hint}")
 
     def _unreadable(self, place: str, error: Exception) -> None:
         self.unreadable.append(str(error))

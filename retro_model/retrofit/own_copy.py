@@ -59,7 +59,11 @@ class Copying(nn.Module):
         self.register_buffer("centre", torch.zeros(width, **where))
 
     def similarity(self, hidden: Tensor, entries: Entries) -> Tensor:
-        """Return c [B,N,S] of states [B,N,d]; UNSEEN where a column may not copy."""
+        """Return c [B,N,S] of states [B,N,d]; UNSEEN where a column may not copy.
+
+        A plain product: `topk_chunks` would save 0.3 of 2.3 ms per window of 128 tokens (one thread of a Zen 3), of
+        which the decoder takes hundreds.
+        """
         hidden, states = (F.normalize(t.to(self.centre.dtype) - self.centre, dim=-1) for t in (hidden, entries.states))
         column = torch.arange(hidden.shape[1], device=hidden.device)[:, None]
         return (hidden @ states.mT).masked_fill(entries.since[:, None] > column, UNSEEN)

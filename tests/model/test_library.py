@@ -208,22 +208,25 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
 
 def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatch, tmp_path):
     store = store_of(tmp_path, np.random.default_rng(0).integers(4, 200, (40, 150)), chunk_len=8)
-    seen = []
+    seen, losses = [], iter([*range(prefix.PLACES, 0, -1), 2.0, 0.5, 3.0, 4.0])
 
     def loss(decoder, tokens, prefix):
         seen.append((tokens, prefix))
-        return 0.5 if len(seen) == 2 else 1.0 + len(seen)
+        return next(losses)
 
     monkeypatch.setattr(prefix, "_loss", loss)
     chosen = prefix.choose(None, store, window=32, sink=3, seed=1)
-    assert chosen.tokens == seen[1][1] and chosen.nats == (2.0, 0.5, *range(4, prefix.PLACES + 3))
-    assert len(seen) == prefix.PLACES + 1 and seen[-1][1] == ()
+    # the last three places are the best by few tokens; the second of them is the best by whole windows
+    assert chosen.tokens == seen[-3][1] == seen[prefix.PLACES - 2][1] and chosen.nats == (2.0, 0.5, 3.0, 4.0)
+    assert len(seen) == prefix.PLACES + 4 and seen[-1][1] == ()
+    few, whole = seen[0][0], seen[-1][0]
+    assert few[:, 1:].numel() <= prefix.FEW < whole.numel() and torch.equal(few[::2], whole[:, : few.shape[1]])
     owner = [d.name for d in store.documents].index(chosen.document)
     text = np.asarray(store.tokens)[np.asarray(store.chunk_doc) == owner].reshape(-1)[chosen.first :]
     assert chosen.tokens == (3, *text[: prefix.LENGTH - 1].tolist())
     windows = {tuple(row.tolist()) for row in np.asarray(store.tokens)[np.asarray(store.chunk_doc) == owner]}
-    judged = {tuple(part.tolist()) for row in seen[0][0] for part in row.split(8)}
-    assert len(seen[0][0]) > 3 and not judged & windows  # of other documents
+    judged = {tuple(part.tolist()) for row in whole for part in row.split(8)}
+    assert len(whole) > 3 and not judged & windows  # of other documents
     monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: len(prefix))
     none = prefix.choose(None, store, window=32, sink=3)
     assert none.tokens == () and "no prefix: with the best place the loss is 64.000" in none.said()

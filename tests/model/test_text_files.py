@@ -93,6 +93,9 @@ def test_suffixes_of_any_case_say_what_a_file_holds(tmp_path):
     plain = [f"text of {name}\nand more" for name in ("A.TXT", "B.Md", "c.rst", "d.py")]
     assert found == [*plain, "e.JSONL", "e.JSONL2", "f.ndjson", "f.ndjson2", "g", "h", "h2"]
     assert left_out.others == {".html": 1} and not left_out.unreadable
+    said = []
+    left_out.report(said.append)
+    assert said == ["files of other kinds, not read (1): .html (1); convert HTML first, as with pandoc -t plain"]
     for name, value in (("i.json", [{"text": "i"}, {"text": "i2"}]), ("j.json", {"text": "j"})):
         (tmp_path / name).write_text(json.dumps(value, indent=1))
         assert contents(tmp_path / name) == [value["text"]] if isinstance(value, dict) else ["i", "i2"]

@@ -24,6 +24,7 @@ from retro_model import evaluation
 from ..neighbours.options import TFIDF
 from ..retrofit import texts
 from ..retrofit.options import SIZES, Fit, Sizes
+from ..retrofit.prefix import TOKENS as CHOICE_TOKENS
 from ..retrofit.prepared import decoder_folder, prepare, show_line
 from . import questions as asked
 from . import results as record
@@ -47,7 +48,8 @@ def run(setting: Setting, names: list[str], documents: int, random_documents: in
             _score(setting, name, result, wanted)
             if name == "alone" and len(names) > 1:
                 tokens = {n: decoder_tokens(setting, n, documents, random_documents) for n in names}
-                seconds = result.facts["cpu_seconds"]["true"] * sum(tokens.values()) / tokens["alone"]
+                choice = CHOICE_TOKENS * any("+prefix" in n for n in names)
+                seconds = result.facts["cpu_seconds"]["true"] * (sum(tokens.values()) + choice) / tokens["alone"]
                 setting.show(f"  all {len(names)} contenders: about {max(1, round(seconds / 60))} CPU minutes")
             gc.collect()
 

@@ -146,11 +146,11 @@ def run(
     many = len(library.held_out.documents) >= LEAST_DOCUMENTS
     show(f"  on minus off: {gap:+.4f}" + f" (95% over documents: {low:+.4f} to {high:+.4f})" * many)
     show(said)
+    show(f"To see and change the retrieved passages: retro-reader serve {folder} (numbers for its page follow)")
     with counting("numbers of the held-out documents for the page") as report:
         reader.measure(folder, report)
     done("shown")
     show("seconds since the start: " + ", ".join(f"{stage} {passed:.0f}" for stage, passed in seconds.items()))
-    show(f"To see and change the retrieved passages: retro-reader serve {folder}")
     return said
 
 

@@ -18,15 +18,17 @@ from retro_model.retrofit import retrofit
 
 LENGTH = 64  # tokens of the prefix; the first is the attention sink
 PLACES = 16  # half of them are beginnings of documents
-JUDGED_TOKENS = 2048  # tokens of the windows on which a place is judged
+JUDGED_TOKENS = 2048  # tokens of the windows on which places are judged
+FEW, KEPT = 256, 3  # their first tokens, this many in all, choose the places that are judged on every second window
+TOKENS = PLACES * (LENGTH + FEW) + (KEPT + 1) * (LENGTH + JUDGED_TOKENS // 2)  # that the decoder computes for a choice
 
 
 class Choice(NamedTuple):
     """A prefix and how it was chosen.
 
     tokens: the prefix; empty if no place is better than none. document: name of the document from which it was taken.
-    first: index of its first token there. nats: loss per token with each place, then without a prefix. seconds: CPU
-    time.
+    first: index of its first token there. nats: loss per token with the best places, best first by the windows' first
+    tokens, then without a prefix. seconds: CPU time.
     """
 
     tokens: tuple[int, ...]
@@ -43,12 +45,13 @@ class Choice(NamedTuple):
         if not self.tokens:
             return f"no prefix: with the best place the loss is {min(places):.3f} nats per token, without {none:.3f}"
         found = f"{len(self.tokens)} tokens from {self.document}, at token {self.first}"
-        others = f"without a prefix {none:.3f}, with the worst of {len(places)} places {max(places):.3f}"
-        return f"{found}: {min(places):.3f} nats per token on other documents, {others}"
+        return f"{found}: {min(places):.3f} nats per token on other documents, without a prefix {none:.3f}"
 
 
 def choose(decoder: nn.Module, store: TokenStore, *, window: int, sink: int, seed: int = 0) -> Choice:
     """Choose the prefix under which windows of the library's other documents have the lowest loss.
+
+    Most places are judged by the first tokens of the windows, which a prefix helps most.
 
     Nothing but the library is read, and nothing is retrieved. A library with fewer than two documents of a window
     length gets no prefix.
@@ -76,19 +79,17 @@ def choose(decoder: nn.Module, store: TokenStore, *, window: int, sink: int, see
         begin = random.integers(first, end - window // m, endpoint=True)
         judged.append(np.asarray(store.tokens[begin : begin + window // m]).reshape(-1))
     tokens = torch.from_numpy(np.stack(judged).astype(np.int64))
-    found, nats = [], []
+    found = []
     for number, at in enumerate(places):
         first, end = rows[at]
         begin = first if number % 2 == 0 else int(random.integers(first, end - chunks, endpoint=True))
         text = np.asarray(store.tokens[begin : begin + chunks]).reshape(-1)
         text = text[1:] if text[0] == sink else text
-        prefix = (sink, *text[: LENGTH - 1].tolist())
-        found.append((prefix, store.documents[at].name, (begin - first) * m))
-        nats.append(_loss(decoder, tokens, prefix))
-    nats.append(_loss(decoder, tokens, ()))
-    best = int(np.argmin(nats))
-    prefix, name, first = found[best] if best < len(found) else ((), None, 0)
-    return Choice(prefix, name, first, tuple(round(n, 4) for n in nats), round(time.process_time() - began, 1))
+        found.append(((sink, *text[: LENGTH - 1].tolist()), store.documents[at].name, (begin - first) * m))
+    first_tokens = tokens[:, : 1 + FEW // len(tokens)]
+    found = [*sorted(found, key=lambda place: _loss(decoder, first_tokens, place[0]))[:KEPT], ((), None, 0)]
+    nats = tuple(round(_loss(decoder, tokens[::2], prefix), 4) for prefix, *_ in found)
+    return Choice(*found[int(np.argmin(nats))], nats, round(time.process_time() - began, 1))
 
 
 @torch.no_grad()

@@ -110,7 +110,7 @@ def divide(
     library = first_bytes([d for d in drawn if d.name not in names], database_bytes)
     if bool(held) is not bool(held_out) or not library:
         least = "at least five files" if held_out else "at least one file"
-        wanted = f"{least} of {', '.join(SUFFIXES)}, within the sizes"
+        wanted = f"{least} of {', '.join(SUFFIXES)}, of at most {database_bytes:,} characters (--database-bytes)"
         raise ValueError(f"texts: expected {wanted}; got {len(documents)}")
     if left := len(drawn) - len(held) - len(library):
         limit = f"beyond its {database_bytes:,} characters (--database-bytes)"
