@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from retro_model.layers import NextTokenLoss
 from retro_model.layers.loss import linear_cross_entropy
-from retro_model.retrofit.decoders import base_of, readout_of
+from retro_model.retrofit.decoders import base_of, last_only, readout_of
 
 
 class Decoder(nn.Module):
@@ -44,18 +44,9 @@ class Decoder(nn.Module):
         if self._readout is None:
             want = "a decoder whose logits are a product of its last states and its readout's weight"
             raise ValueError(f"model: expected {want}; got {type(self.decoder).__name__}")
-        kept: list[Tensor] = []
-
-        def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
-            kept.append(args[0])
-            return (args[0][:, -1:],)
-
-        handle = self._head.register_forward_pre_hook(narrow)
-        try:
+        with last_only(self.decoder, self._readout) as inputs:
             self.decoder(tokens)
-        finally:
-            handle.remove()
-        return kept[0]
+        return inputs[0]
 
     def readout(self, hidden: Tensor) -> Tensor:
         """Logits [...,V] of activations [...,d]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from retro_model.layers import NextTokenLoss, next_token_loss
 from retro_model.retro.cache import ChunkCache, left_mask
 from retro_model.retro.inputs import Retrieved, check_inputs, check_positions, row_starts
 
-from .decoders import CACHES, adapters, base_of, cache_name, generate_alone, readout_of
+from .decoders import CACHES, adapters, base_of, cache_name, generate_alone, last_only, readout_of
 
 #: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
 THEIRS = ("generate", "save_pretrained", "push_to_hub")
@@ -333,30 +332,15 @@ class FrozenDecoder(Frozen):
 
     def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
         """Logits [B,V] after the last token alone, where the decoder's readout is known. Arguments as in `forward`."""
-        with self._last_only():
+        with last_only(self.decoder, self._readout):
             return self(tokens, neighbours, **options)[:, -1]
-
-    @contextmanager
-    def _last_only(self):
-        """Context manager: the readout computes the last column only. Yields a list with its input [B,N,d]."""
-        inputs: list[Tensor] = []
-
-        def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
-            inputs.append(args[0])
-            return (args[0][:, -1:],)
-
-        if self._readout is None:
-            yield inputs
-            return
-        with self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow):
-            yield inputs
 
     def _losses(self, tokens: Tensor, neighbours, loss_mask: Tensor, targets, **options) -> NextTokenLoss:
         if options.get("logits_to_keep"):
             raise ValueError("logits_to_keep: expected None with loss_mask, which needs all logits; got a value")
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         targets = tokens if targets is None else targets
-        with nullcontext([]) if self.changes_logits else self._last_only() as inputs:
+        with last_only(self.decoder, None if self.changes_logits else self._readout) as inputs:
             logits = self(tokens, neighbours, **options)
         if inputs:
             return next_token_loss(inputs[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -108,15 +109,29 @@ def readout_of(decoder: nn.Module) -> str | None:
     if type(head) is not nn.Linear or head.bias is not None or where.type == "meta":
         return None
     inputs: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
-    try:
+    with head.register_forward_pre_hook(lambda module, args: inputs.append(args[0])):
         out = decoder(torch.arange(4, device=where)[None] % base.config.vocab_size)
-    finally:
-        handle.remove()
     logits = getattr(out, "logits", out)
     if len(inputs) != 1 or not torch.equal(logits, head(inputs[0])):
         return None
     return next(name for name, module in decoder.named_modules() if module is head)
+
+
+@contextlib.contextmanager
+def last_only(decoder: nn.Module, readout: str | None) -> Iterator[list[Tensor]]:
+    """Context manager: the named readout computes the last column only. Yields a list that receives its input [B,N,d].
+
+    readout: see `readout_of`; None: nothing changes.
+    """
+    inputs: list[Tensor] = []
+
+    def narrow(module: nn.Module, args: tuple) -> tuple[Tensor]:
+        inputs.append(args[0])
+        return (args[0][:, -1:],)
+
+    head = None if readout is None else decoder.get_submodule(readout)
+    with contextlib.nullcontext() if head is None else head.register_forward_pre_hook(narrow):
+        yield inputs
 
 
 @torch.no_grad()
@@ -133,12 +148,10 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
         return
     calls: dict[int, tuple] = {}
     keep = lambda module, args, kwargs: calls.update({id(module): (args, kwargs)})  # noqa: E731
-    handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]
-    try:
+    with contextlib.ExitStack() as stack:
+        for block in blocks:
+            stack.enter_context(block.register_forward_pre_hook(keep, with_kwargs=True))
         decoder(torch.arange(4, device=where)[None] % base_of(decoder).config.vocab_size)
-    finally:
-        for handle in handles:
-            handle.remove()
     for block in blocks:
         error = _moved_difference(block, getattr(block, attention), *calls[id(block)])
         if not error < SAME.get(next(block.parameters()).dtype, SAME_IN_HALF):
@@ -156,11 +169,8 @@ def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwarg
 
     def output(hidden: Tensor, update: Tensor) -> Tensor:
         replaced = lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update  # noqa: E731
-        handle = attention.register_forward_hook(replaced)
-        try:
+        with attention.register_forward_hook(replaced):
             out = block(hidden, *args[1:], **kwargs) if args else block(**kwargs | {"hidden_states": hidden})
-        finally:
-            handle.remove()
         return (out[0] if isinstance(out, tuple) else out).double()
 
     added = output(x, u)

@@ -180,9 +180,7 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "minus alone (95%)": lambda row: _interval(row, row["minus_alone"]),
     "retrieved minus control": lambda row: _interval(row, row.get("minus_random"), CONTROLLED),
     "control minus alone": lambda row: _interval(row, row.get("random_minus_alone"), CONTROLLED),
-    "r(C) <= 1/4, minus alone": lambda row: _interval(
-        row, row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")
-    ),
+    "r(C) <= 1/4, minus alone": lambda row: _interval(row, row["by_leakage"].get(QUARTER, {}).get("minus_alone")),
     "minus alone with the prefix": lambda row: _interval(row, row.get("minus_alone_prefix")),
     "minus in-context": lambda row: _interval(row, row.get("minus_in_context")),
     "minus in-context with the prefix": lambda row: _interval(row, row.get("minus_in_context_prefix")),
