@@ -32,7 +32,7 @@ void bind(py::module_& m, const char* name, std::array<Result (*)(Arguments...),
 
 PYBIND11_MODULE(_cpu, m) {
   m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/ops/*/cpu.py are their only callers.";
-  m.attr("abi") = 6;  // must change together with `native.ABI`
+  m.attr("abi") = 6;  // must change together with `extensions.ABI`
   m.attr("fields") = py::dict(py::arg("ChunkedCrossAttention") = retro::fields<retro::CrossAttention>(),
                               py::arg("RelativeAttention") = retro::fields<retro::RelativeAttention>(),
                               py::arg("RelativeLogits") = retro::fields<retro::RelativeLogits>());

@@ -69,7 +69,7 @@ std::pair<int, int> versions() {
 
 PYBIND11_MODULE(_cuda, m) {
   m.doc() = "CUDA kernels over raw pointers; retro_kernels/ops/*/cuda.py are their only callers.";
-  m.attr("abi") = 2;  // must change together with `native.ABI`
+  m.attr("abi") = 2;  // must change together with `extensions.ABI`
   m.attr("architectures") = RETRO_CUDA_ARCHES;
   m.def("versions", &versions);
   m.attr("topk_tile_q") = retro::TOPK_TILE_Q;

@@ -11,7 +11,7 @@ struct fp16 {
   uint16_t bits;
 };
 
-// Type codes, as in `retro_kernels/core/native.py`. The two tables must change together.
+// Type codes, as in `retro_kernels/extensions.py`. The two tables must change together.
 enum class Type : int { NONE = 0, F32 = 1, BF16 = 2, F16 = 3, BOOL = 4, I64 = 5, I32 = 6, I16 = 7, I8 = 8, U8 = 9 };
 
 constexpr int MAX_RANK = 6;  // [B,L,K,R,G,D]

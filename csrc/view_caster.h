@@ -1,5 +1,5 @@
 // Conversion of calls and tensors from Python to structs and Views. In Python, a View is None or the tuple (address,
-// type code, sizes, strides) that `view` in `retro_kernels/core/native.py` returns.
+// type code, sizes, strides) that `view` in `retro_kernels/extensions.py` returns.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -124,6 +124,13 @@ template <int COUNT, class T> RETRO_INLINE void steps(const T* in, int64_t in_st
                                                       const T* other, int64_t other_step, const Lanes& lanes,
                                                       int64_t n) {
   const auto some = [&](int64_t i, auto... left) {
+    // Conversion of a half type keeps the processor busy: it would request the next rows too late.
+    if (sizeof(T) == 2 && i % (LINE / 2) == 0)
+      for (int r = COUNT; r < 2 * COUNT; ++r) {
+        __builtin_prefetch(in + r * in_step + i);
+        if (other)
+          __builtin_prefetch(other + r * other_step + i);
+      }
     Vec state = load(lanes.state + i, left...), products = zero();
     const Vec decay = load(lanes.decay + i, left...);
 #pragma GCC unroll 4

@@ -22,15 +22,15 @@ IMPLEMENTATIONS: dict[str, Callable] = {}
 
 def serve(op: str, call, backend: str | None):
     """Serve a call of the public op: check it, choose its backend and run it."""
-    backend, raw = dispatch.named(backend), operator(op)
+    backend = dispatch.named(backend)
     if torch.compiler.is_compiling():
-        return raw(*resolve(call), backend)
+        return operator(op)(*resolve(call), backend)
     call = arguments.cast(call)
     plain = private.undisturbed() and not torch.overrides.has_torch_function(call)
     layout = layouts.key(call) if plain else None
     if layout is None:
         flops.announce()
-        return raw(*resolve(call), backend)
+        return operator(op)(*resolve(call), backend)
 
     def first() -> layouts.Known:
         resolved = call.checked()

@@ -7,6 +7,7 @@ its forward pass.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -53,14 +54,14 @@ def _free(at: int) -> bool:
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocate a large output that a kernel will fill: in a free block, or in huge pages where the system has them."""
-    like = torch.empty(shape, dtype=dtype, device="meta")
+    size = math.prod(shape) * dtype.itemsize
     with _lock:
         for at in range(len(_blocks)):
             # a block shared with another process may be in use there
-            if _blocks[at].nbytes() == like.nbytes and _free(at) and not _blocks[at].is_shared():
+            if _blocks[at].nbytes() == size and _free(at) and not _blocks[at].is_shared():
                 block = _blocks.pop(at)
                 _blocks.append(block)
-                return torch.empty(0, dtype=dtype, device="cpu").set_(block, 0, like.shape, like.stride())
+                return torch.empty(0, dtype=dtype, device="cpu").set_(block, 0, shape)
     tensor = torch.empty(shape, dtype=dtype)
     if extensions.unavailable("_cpu") is None:
         extensions.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
