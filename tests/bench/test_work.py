@@ -1,7 +1,5 @@
 """FLOPs and bytes against counts pair by pair; slices of the oracle against the whole; baselines against the oracle."""
 
-import importlib.util
-
 import pytest
 import torch
 
@@ -150,27 +148,6 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
         assert verdict.passed, f"{contender.name}: {verdict.complaint()}"
         worst = max(t["frobenius"] for t in verdict.tensors.values())
         assert worst < 1e-5, f"{contender.name}: {worst}"
-
-
-def test_retro_pytorch_can_run_where_it_is_installed():
-    """Its module without the null key and the projections is the op without positions."""
-    if importlib.util.find_spec("retro_pytorch") is None:
-        pytest.skip("needs retro-pytorch")
-    case = Case(
-        "chunked_cross_attention",
-        "a",
-        {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "D": 16, "L": 2},
-        "a test",
-        {},
-        ("neighbour_mask",),
-    )
-    contender = retro_bench.CONTENDERS["chunked_cross_attention", "retro_pytorch"]
-    assert contender.reason(case, "float32", "cpu") is None
-    operator, arguments = retro_bench.OPERATORS[case.op], case.make(4, "cpu", torch.float32)
-    arguments["neighbour_mask"][:, :, 0] = True  # without neighbours: 0 here, an average there
-    truth = oracle.solve(operator, case, arguments, 4, backward=True)
-    errors = numerics.errors(operator, contender, arguments, truth)
-    assert max(error.frobenius for error in errors.values()) < 1e-5, errors
 
 
 def test_sampled_queries_are_the_first_and_the_last(monkeypatch):

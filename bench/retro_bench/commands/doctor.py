@@ -17,7 +17,6 @@ from . import exits
 OPTIONAL = {
     "rich": ("rich", "colours, and tables as wide as the terminal"),
     "faiss": ("faiss-cpu", "a baseline of topk_chunks"),
-    "matplotlib": ("matplotlib", "`report --format html`"),
     "pytest_benchmark": ("pytest-benchmark", "the developer's front end"),
     "triton": ("triton", "kernels for GPUs, `static`"),
     "ninja": ("ninja", "a fast build of the extensions"),

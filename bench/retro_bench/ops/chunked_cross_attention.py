@@ -5,13 +5,9 @@ The baselines follow RETRO's listing 1: shift the queries by M-1, fold them into
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import sys
-import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..registry import Case, Contender, Operator, Work
+from ..registry import Case, Operator, Work
 from . import _shared as shared
 from ._shared import BIASES, CPU, DECODE, FORWARD, RETRO, RPT, TRANSFORMER_XL, inputs, torch
 
@@ -210,49 +206,6 @@ def _unflat(out: Tensor, like: Tensor) -> Tensor:
     return out.transpose(1, 2).unflatten(0, like.shape[:2])
 
 
-def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_start=0) -> Tensor:
-    """Attend by retro-pytorch's module, without positions: identity projections, no null key, rotary angles of zero."""
-    h, d = query.shape[2:]
-    module = _retro_pytorch(chunk_len, h, d)
-    mask = neighbour_mask
-    if mask is not None:
-        mask = mask.reshape(*mask.shape[:3], -1).expand(*key.shape[:4])
-    context = torch.cat([key.flatten(-2), value.flatten(-2)], -1)
-    angles = [query.new_zeros(1, 1, length, 2) for length in (chunk_len, key.shape[3])]
-    return module(query.flatten(2), context=context, context_mask=mask, pos_emb=angles).unflatten(2, (h, d))
-
-
-def retro_pytorch_package():
-    """Import `retro_pytorch.retro_pytorch` with a stand-in for its index builder autofaiss, which pins old versions."""
-    stand_in = types.ModuleType("autofaiss")
-    stand_in.build_index = None
-    sys.modules.setdefault("autofaiss", stand_in)
-    return importlib.import_module("retro_pytorch.retro_pytorch")
-
-
-@functools.lru_cache(maxsize=4)
-def _retro_pytorch(chunk_len: int, heads: int, width: int):
-    inner = heads * width
-    module = retro_pytorch_package().ChunkedCrossAttention(chunk_len, dim=inner, dim_head=width, heads=heads)
-    attention = module.cross_attn
-    attention.null_k = attention.null_v = None
-    attention.to_q = attention.to_out = torch.nn.Identity()
-    del attention.to_k, attention.to_v  # the context holds keys and values side by side
-    attention.to_k, attention.to_v = lambda context: context[..., :inner], lambda context: context[..., inner:]
-    return module
-
-
-def _no_retro_pytorch(case, dtype, device) -> str | None:
-    if importlib.util.find_spec("retro_pytorch") is None:
-        return "retro-pytorch is not installed"
-    s = case.shape
-    if "neighbour_gate" in case.extras or set(case.options) - {"query_start"} or s["N"] < s["M"]:
-        return "retro-pytorch's cross-attention has neither gates nor a scale, and attends nothing in less than a chunk"
-    if case.options.get("query_start") or s["L"] != s["N"] // s["M"] or s.get("G", s["H"]) != s["H"]:
-        return "retro-pytorch's cross-attention takes whole sequences and a key head for each query head"
-    return None
-
-
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
     """Return the bytes of logits, position logits and probabilities, and of their gradients."""
     return shared.product(case, "BHNKR") * itemsize * (7 if backward else 4)
@@ -269,9 +222,4 @@ OPERATOR = Operator(
     row_axes=(1, 2),
     row_elements=lambda case: shared.product(case, "BHKR"),
 )
-BASELINES = (
-    *shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "neighbour_mask"),
-    Contender(
-        OP, "retro_pytorch", retro_pytorch, reason=_no_retro_pytorch, without_positions=True, peak_bytes=_score_bytes
-    ),
-)
+BASELINES = shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "neighbour_mask")

@@ -269,4 +269,4 @@ OPERATOR = Operator(
     rows=rows,
     row_axes=(1, 2),
 )
-BASELINES = (*shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "key_mask"),)
+BASELINES = shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "key_mask")

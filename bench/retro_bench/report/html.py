@@ -1,36 +1,32 @@
-"""Self-contained page of records: verdict, a table that sorts and filters, and a section for each op."""
+"""Self-contained page of records: the verdict as in a terminal, and tables that sort and filter."""
 
+import re
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..records import record as records_module
-from . import figures, panels, summary
+from ..records.record import latest as latest_of
+from . import summary, terminal
 
 HERE = Path(__file__).resolve().parent
+COLOURS = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 ALARM = "background: rgba(var(--bad), 0.6); font-weight: 700"
 
 
 def page(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
-    """Return the page of the last record of every id. It begins with the ids that were requested and have no record.
-    Without matplotlib it has no pictures and says so.
-    """
-    latest = list(records_module.latest(records).values())
+    """Return the page of the last record of every id. It begins with the ids that were requested and have no record."""
+    latest = list(latest_of(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
-    compiled = [r for r in latest if r["static"]]
-    wrong = summary.beyond(latest)
-    lacking = summary.left_out(requested, latest)
-    parts = [_left_out(lacking)] if lacking else []
-    parts += [_verdict(latest, rows, lacking)]
-    parts += [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
-    parts += [f"<p class=wrong>{escape(wrong)}</p>"] if wrong else []
-    parts.append(_failures(latest))
+    compiled, others = ([r for r in latest if bool(r["static"]) == static] for static in (True, False))
+    said = terminal.verdict(others, requested, None, "the run ended early") if others or requested else ""
+    said = "\n".join([said, "", *summary.machine(latest), *terminal.problems(latest)]).strip()
+    parts = [f"<pre>{escape(COLOURS.sub('', said))}</pre>"]
+    parts += [f"<p class=wrong>{escape(wrong)}</p>"] if (wrong := summary.beyond(latest)) else []
     if rows:
         parts.append(_section("Measurements", "all", _timed(rows)))
     elif not compiled:
         parts.append("<p>nothing was timed</p>")
-    parts += _pictures(rows, latest)
     parts += [_section("Compiled kernels", "compiled", _compiled(compiled))] if compiled else []
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -41,81 +37,24 @@ def page(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
     )
 
 
-def _left_out(lines: list[str]) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return (
-        f'<div id="missing"><p class=wrong>This run is not complete. It was to measure also:</p><ul>{items}</ul></div>'
-    )
-
-
-def _verdict(latest: list[dict[str, Any]], rows: list[summary.ReportRow], lacking: list[str]) -> str:
-    """Write the verdict, a line each: Right? Fast? Missing?"""
-    kernels = [r for r in latest if r["role"] != "baseline" and r["mode"] != "static"]
-    bad = [r for r in kernels if r["status"] in records_module.FAILED]
-    passed = [r for r in kernels if r["status"] == "ok"]
-    missing = [r for r in kernels if r["status"] == "unsupported"]
-    yes = f"yes{', as far as it was checked' if lacking else ''}: {len(passed)} pass"
-    right = f"<span class=bad>no: {len(bad)} of {len(kernels)} fail</span>" if bad else yes
-    types = dict.fromkeys(row.record["dtype"] for row in rows if summary.native(row.record))
-    best = {dtype: summary.headline(row for row in rows if row.record["dtype"] == dtype) for dtype in types}
-    said = [
-        f"{dtype}: {summary.ratio(found.mean)} the speed of the best baseline (geometric mean of {found.count}), "
-        f"worst {summary.ratio(found.worst.rival_speedup)}"
-        for dtype, found in best.items()
-        if found
-    ]
-    untimed = len(passed) - sum(row.record["role"] != "baseline" for row in rows)
-    lacks = [f"cases of {len(lacking)} ops, listed above"] * bool(lacking)
-    lacks += [f"{len(missing)} not served"] * bool(missing) + [f"{untimed} not timed"] * (untimed > 0)
-    fast = escape("; ".join(said)) or "not compared with a baseline" * bool(rows) or "not timed"
-    lines = {"Right?": right if kernels else "not checked", "Fast?": fast, "Missing?": ", ".join(lacks) or "nothing"}
-    items = "".join(f"<tr><th>{question}</th><td>{answer}</td></tr>" for question, answer in lines.items())
-    return f'<table id="verdict">{items}</table>'
-
-
 def _section(title: str, anchor: str, content: str) -> str:
     return f'<section id="{escape(anchor)}"><h2>{escape(title)}</h2>{content}</section>'
 
 
-def _failures(records: list[dict[str, Any]]) -> str:
-    bad = [r for r in records if r["status"] in records_module.FAILED]
-    items = "".join(f"<li class=bad>{escape(r['status'])}: {escape(r['id'])}: {escape(r['reason'])}</li>" for r in bad)
-    return _section("Failures", "failures", f"<ul>{items}</ul>") if items else ""
-
-
-def _pictures(rows: list[summary.ReportRow], latest: list[dict[str, Any]]) -> list[str]:
-    """Return a section for each operator, with its roofline and bars."""
-    ops: dict[str, list[summary.ReportRow]] = {}
-    for row in rows:
-        ops.setdefault(row.record["op"], []).append(row)
-    try:
-        return [_operator(op, own, latest) for op, own in ops.items()]
-    except ImportError:
-        return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
-
-
-def _operator(op: str, rows: list[summary.ReportRow], latest: list[dict[str, Any]]) -> str:
-    drawn = [figures.svg(panels.roofline, rows, figures.roofs(latest))]
-    compared = [row for row in rows if row.rival_speedup is not None]
-    if compared:
-        drawn.append(figures.svg(panels.bars, compared, height=figures.bar_height(compared)))
-    return _section(op, op, "".join(f"<figure>{picture}</figure>" for picture in drawn))
-
-
-def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tuple[str, Any, str]]]]) -> str:
-    """Write a table that sorts and filters. `lines`: (id, [(text, value to sort by, style)])."""
-    numeric = [any(isinstance(line[i][1], (int, float)) for _, line in lines) for i in range(len(columns))]
+def _table(name: str, columns: tuple[str, ...], lines: list[list[tuple[str, Any, str]]]) -> str:
+    """Write a table that sorts and filters. `lines`: of (text, value to sort by, style)."""
+    numeric = [any(isinstance(line[i][1], (int, float)) for line in lines) for i in range(len(columns))]
     kind = [" class=number" if n else "" for n in numeric]
     named = zip(columns, kind, strict=True)
     head = "".join(f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>' for c, k in named)
     body = []
-    for identity, line in lines:
+    for line in lines:
         cells = "".join(
             f'<td{k} data-value="{"" if value is None else escape(str(value))}"'
             f"{f' style={chr(34)}{style}{chr(34)}' if style else ''}>{escape(text)}</td>"
             for (text, value, style), k in zip(line, kind, strict=True)
         )
-        body.append(f'<tr data-id="{escape(identity)}">{cells}</tr>')
+        body.append(f"<tr>{cells}</tr>")
     search = f'<input type="search" data-table="{name}" placeholder="words, -words" aria-label="filter the table">'
     tools = f'<div class=tools>{search}<span id="{name}-count">{len(lines)} of {len(lines)}</span></div>'
     parts = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
@@ -129,10 +68,9 @@ def _timed(rows: list[summary.ReportRow]) -> str:
         case, dtype, mode, backend, *shown = summary.cells(row)
         size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
         values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, row.margin]
-        alarms = [False, False, False, (row.fraction or 0) > 1, False, (row.margin or 0) > 1]
-        styles = [ALARM * alarm for alarm in alarms]
+        styles = ["", "", "", ALARM * ((row.fraction or 0) > 1), "", ALARM * ((row.margin or 0) > 1)]
         names = [(text, text, "") for text in (record["op"], case, dtype, mode, backend)]
-        lines.append((record["id"], [*names, *zip(shown, values, styles, strict=True)]))
+        lines.append([*names, *zip(shown, values, styles, strict=True)])
     return _table("timed", ("op", *summary.columns(row.record for row in rows)), lines)
 
 
@@ -143,7 +81,7 @@ def _compiled(records: list[dict[str, Any]]) -> str:
         cells = [(text, _number(text), "") for text in summary.static_cells(record)]
         if record["static"]["stack_bytes"]:
             cells[stack] = (*cells[stack][:2], ALARM)
-        lines.append((record["id"], cells))
+        lines.append(cells)
     return _table("compiled-kernels", summary.STATIC_COLUMNS, lines)
 
 

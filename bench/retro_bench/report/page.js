@@ -1,5 +1,5 @@
 "use strict";
-// Sort by a column, filter by words, and light up the same measurement in tables and pictures.
+// Sort by a column, and filter by words.
 const value = (cell) => { const text = cell.dataset.value; const number = parseFloat(text); return text === "" ? null : isNaN(number) ? text : number; };
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
@@ -29,9 +29,3 @@ for (const box of document.querySelectorAll("input[type=search]")) {
     count.textContent = shown + " of " + table.tBodies[0].rows.length;
   });
 }
-const light = (id) => {
-  for (const svg of document.querySelectorAll("svg")) svg.classList.toggle("dimmed", id !== null && svg.querySelector(`[data-id="${CSS.escape(id)}"]`) !== null);
-  for (const part of document.querySelectorAll("[data-id]")) part.classList.toggle("lit", part.dataset.id === id);
-};
-document.addEventListener("mouseover", (event) => { const part = event.target.closest("[data-id]"); light(part ? part.dataset.id : null); });
-document.addEventListener("focusin", (event) => { const part = event.target.closest("tr[data-id]"); light(part ? part.dataset.id : null); });

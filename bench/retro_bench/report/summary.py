@@ -27,7 +27,7 @@ AMD_COLUMNS += ("CTAs/CU", "MFMA")
 @dataclass(frozen=True)
 class ReportRow:
     """Line of a table. `speedup`: over eager. `rival`: fastest baseline that computes the same function, with the
-    speed-up over it. `spread`: 10th to 90th percentile of that speed-up; None if the rival has no record.
+    speed-up over it.
     """
 
     record: dict[str, Any]
@@ -35,7 +35,6 @@ class ReportRow:
     speedup: float | None
     rival: str | None
     rival_speedup: float | None
-    spread: tuple[float, float] | None = None
     rival_once: bool = False  # the rival's time is a single sample
 
     @property
@@ -61,10 +60,8 @@ def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -
     rival = min(rivals, key=rivals.get) if rivals else None
     time = record["time"]
     theirs = timed.get((record["run"], record["id"].replace(f"/{record['backend']}/", f"/{rival}/", 1)))
-    known = time and theirs and all(side.get(name) for side in (time, theirs) for name in ("p10", "p90"))
-    spread = (theirs["p10"] / time["p90"], theirs["p90"] / time["p10"]) if known else None
     shown = (estimate(time) if time else None, speedups.get("eager"), rival, rivals.get(rival))
-    return ReportRow(record, *shown, spread, once(theirs))
+    return ReportRow(record, *shown, once(theirs))
 
 
 def native(record: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ def times(records: list[dict[str, Any]]) -> str:
         if rows:
             parts += ["", op, align([summary.columns(records), *map(summary.cells, rows)], DROP_TIMES)]
     wrong = summary.beyond(records)
-    return "\n".join([*parts, *notes(["", wrong] if wrong else []), *_problems(records)])
+    return "\n".join([*parts, *notes(["", wrong] if wrong else []), *problems(records)])
 
 
 def verdict(
@@ -83,7 +83,7 @@ def checks(records: list[dict[str, Any]]) -> str:
         worst = max(tensors, key=lambda name: summary.relative(tensors[name])) if tensors else "-"
         cells = (record["op"], record["backend"], record["case"]["name"], record["dtype"], record["status"])
         table.append((*cells, summary.number(summary.margin(record)), worst, record["numerics"]["checked"]))
-    return "\n".join([*notes(summary.machine(records)), "", align(table, DROP_CHECKS), *_problems(records)])
+    return "\n".join([*notes(summary.machine(records)), "", align(table, DROP_CHECKS), *problems(records)])
 
 
 def full(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
@@ -105,7 +105,7 @@ def static(records: list[dict[str, Any]]) -> str:
     return "\n\n".join(align([names, *map(cells, some)], DROP_STATIC) for names, cells, some in tables if some)
 
 
-def _problems(records: list[dict[str, Any]]) -> list[str]:
+def problems(records: list[dict[str, Any]]) -> list[str]:
     """Format a line for each failure, and one for each reason of cases that can't run here."""
     groups, lines = {}, []
     for record in records:
