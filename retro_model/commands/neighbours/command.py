@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from retro_model import evaluation
-from retro_model.base import disk
+from retro_model.base import disk, progress
 from retro_model.data import building
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.documents import Document
@@ -77,6 +77,7 @@ def make_embedder(
         return HashedTfidf().fit(store, executor=executor)
     from transformers import AutoModel, AutoTokenizer
 
+    progress.hide_theirs()
     theirs = AutoTokenizer.from_pretrained(name)
     encoder = AutoModel.from_pretrained(name).to(device)
     return EncoderEmbedder(encoder, prepare=retokenized(tokenizer.decode, theirs), unit=unit)
