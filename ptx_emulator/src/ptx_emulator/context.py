@@ -17,7 +17,7 @@ from torch import Tensor
 from . import counters, cuda_is_cpu, machines
 from .driver import Driver
 from .kernels import Compiled, execute
-from .launches import Launch, active
+from .launches import Launch, active, until_ptx
 from .memory import BOUNDS, elements, replaced
 from .program import Counted
 
@@ -146,13 +146,6 @@ def fits(metadata, device: machines.Device) -> bool:
         and device.warp_size * metadata.num_warps <= device.max_threads_per_block
         and (getattr(metadata, "tmem_size", 0) or 0) <= TENSOR_COLUMNS
     )
-
-
-def until_ptx(backend=None, stages=None, *_):
-    """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""
-    if stages is None:
-        return ("ptx as the binary", "ptx as the binary")
-    stages["cubin"] = lambda module, metadata: module.encode()
 
 
 class _State:

@@ -55,23 +55,31 @@ def active(driver: Driver) -> Iterator[None]:
         triton.runtime.driver._active = previous
 
 
-def machine_code(launch, arch: int):
+def until_ptx(backend=None, stages=None, *_):
+    """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""
+    if stages is None:
+        return ("ptx as the binary", "ptx as the binary")
+    stages["cubin"] = lambda module, metadata: module.encode()
+
+
+def machine_code(launch, arch: int, hook=None):
     """Return what Triton compiles for a launch on a GPU of `arch`: its `asm` has "ptx" and "cubin".
 
-    Triton's own launch path decides the types, the divisibility and the options; nothing is launched.
+    Triton's own launch path decides the types, the divisibility and the options; nothing is launched. hook: as
+    `until_ptx`, which saves the time of ptxas.
     """
     launch = Launch.of(launch)
     with (
         _TRITON,
         active(Driver(device(arch))),
-        mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None),
+        mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", hook),
     ):
         return launch.kernel.warmup(grid=launch.grid, **launch.arguments, **launch.options)
 
 
-def compiled(launch, arch: int) -> Compiled:
+def compiled(launch, arch: int, hook=None) -> Compiled:
     """Return the loaded kernel of a launch. Raises PtxError for an instruction that is not emulated."""
-    made = machine_code(launch, arch)
+    made = machine_code(launch, arch, hook)
     return Compiled.of(loaded(made.asm["ptx"].encode()), made.src, made.metadata)
 
 
@@ -97,7 +105,7 @@ def run(
         PtxError: an instruction or a feature that is not emulated, by name.
     """
     launch = Launch.of(launch)
-    kernel = kernel or compiled(launch, arch)
+    kernel = kernel or compiled(launch, arch, until_ptx)
     values = [launch.arguments.get(name) for name in kernel.signature]
     execute(kernel, launch.grid, values, checks=checks, only=only, bounds=bounds)
     return kernel
