@@ -9,6 +9,7 @@ import torch
 
 import retro_bench.__main__
 import retro_model.commands.__main__
+from retro_kernels.compile import aot
 from tools import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,10 +22,10 @@ BLOCKS = {
 #: (program, arguments) of every command line with options, in blocks and sentences
 COMMANDS = sorted(
     {
-        ("retro_bench" if "bench" in program else "retro_model", arguments.rstrip("\\"))
+        (program.replace("-", "_"), arguments.rstrip("\\"))
         for page in PAGES
         for program, arguments in re.findall(
-            r"((?:python -m )?(?:retro-bench|retro-model|retro_bench|retro_model)) ([a-z][a-z-]* [^`|\n]*--[^`|\n]*)",
+            r"(retro[-_]bench|retro[-_]model|retro_kernels\.compile\.aot) ([a-z-]* [^`|\n]*--[^`|\n]*|--[^`|\n]*)",
             page.read_text(encoding="utf-8"),
         )
     }
@@ -67,13 +68,14 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("program, line", COMMANDS, ids=[" ".join(command) for command in COMMANDS])
 def test_a_command_has_the_options_that_are_shown(program, line, capsys):
-    """The command's own parser reads the line; nothing is run."""
-    command, *arguments = shlex.split(line.partition("&&")[0].replace("[", "").replace("]", ""), comments=True)
+    """The command's own parser reads the line, or its help names the options; nothing is run."""
+    command, *arguments = words = shlex.split(line.partition("&&")[0].replace("[", "").replace("]", ""), comments=True)
     if program == "retro_bench":
         retro_bench.__main__.parser(command).parse_args([command, *arguments])
         return
-    options = [i for i, word in enumerate(arguments) if word.startswith("-")]
+    options = [word for word in words if word.startswith("-")]
+    main = aot.main if program.endswith("aot") else retro_model.commands.__main__.main
     with pytest.raises(SystemExit) as left:
-        retro_model.commands.__main__.main([command, *arguments[: options[0]], "--help"])
+        main([*words[: words.index(options[0])], "--help"])
     known = capsys.readouterr().out
-    assert left.value.code in (None, 0) and not [i for i in options if arguments[i] not in known]
+    assert left.value.code in (None, 0) and not [option for option in options if option not in known]
