@@ -87,7 +87,6 @@ SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 8}, _TILE),
     Spill("cca_forward", "head of 256", "bfloat16", {80: 216, 90: 232, 100: 248}, _RARE),
     Spill("cca_backward_query", "head of 256", "bfloat16", {80: 1928, 90: 56}, _RARE),
-    Spill("cca_backward_query", "retro d128", "bfloat16", {100: 16}, "the row's largest logit; other tiles not tried"),
     Spill(
         "cca_backward_query", "retro d128", "bfloat16", {120: 56}, "8 warps do not spill: 1424 us, estimated, not 1172"
     ),
