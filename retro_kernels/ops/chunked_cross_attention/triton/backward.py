@@ -214,10 +214,13 @@ def _cca_backward_query_kernel(
             zero = opaque_zero(tl.program_id(0))
             source = rq, rq_from, rel_base, first, T, stride_r.t, row_mask, R, zero
             if band_ptr.dtype.element_ty != tl.float32:
+                # registers of the whole kernel decide: on sm_90 one stage has stack with many neighbours, two on sm_100
+                # with few
+                STAGES: tl.constexpr = 2 if BLOCK_E == 128 and not FEW_NEIGHBOURS else 1
                 NO_KEY: tl.constexpr = float("inf")  # counts as no finite logit
                 low = top + float("inf")
                 top -= float("inf")
-                for c0 in tl.range(0, BAND_KEYS + BLOCK_M, BLOCK_M, num_stages=1):
+                for c0 in tl.range(0, BAND_KEYS + BLOCK_M, BLOCK_M, num_stages=STAGES):
                     logits = _band_block(  # [BLOCK_M, BLOCK_M]
                         c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, False, NO_KEY, PRECISION
                     )
