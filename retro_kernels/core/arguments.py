@@ -65,8 +65,9 @@ def check_resolved(call) -> None:
     given: dict = {}
     _check_seed(call)
     start, rel_key = getattr(call, "rel_start", 0), getattr(call, "rel_key", call)
-    # The default of rel_start may be beyond the limit of an argument, because it is the position less the number of
-    # keys. A table without rows is valid with the default only. In both cases `checked` computes the default itself.
+    # `checked` computes the default of rel_start itself where it would refuse the default as an argument. The default
+    # is the position less the number of keys, which may exceed the limit of an argument. A table without rows takes the
+    # default only.
     no_rows = isinstance(rel_key, Tensor) and rel_key.dim() == 3 and rel_key.shape[1] == 0
     if abs(start) > checks.POSITION_MAX or rel_key is None or no_rows:
         given["rel_start"] = None

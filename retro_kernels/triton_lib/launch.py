@@ -155,8 +155,8 @@ def strides(tensor: Tensor | None, name: str, letters: str, shared: bool = False
     """Return {"stride_<name>": strides of the leading dimensions}, 0 for None and for missing dimensions.
 
     A kernel reads them by their letters: `stride_q.b`. Triton specialises each of them to 1 and to multiples of 16,
-    even if `do_not_specialize` has the name. shared: if the first dimension has one entry, that entry serves all batch
-    entries or heads, so its stride is 0.
+    even if `do_not_specialize` has the name. shared: a first dimension of one entry gets the stride 0, because that
+    entry serves all batch entries or heads.
     """
     found = () if tensor is None else tensor.stride()[: len(letters)]
     if shared and tensor is not None and tensor.shape[0] == 1:

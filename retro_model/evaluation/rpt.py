@@ -127,10 +127,10 @@ def ranking(
 
 @torch.no_grad()
 def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:
-    """Share of the time that retrieval takes, with everything that it feeds (chunk attention, search, neighbours, gate,
-    chunked cross-attention, the retriever's loss).
+    """Return the share of the time that retrieval takes: 1 - t_off / t_on.
 
-    The share is 1 - t_off / t_on, of the least times without and with retrieval, measured in alternation.
+    t_on and t_off are the least times with and without retrieval, measured in alternation. Retrieval includes all that
+    it feeds: chunk attention, search, neighbours, gate, chunked cross-attention and the retriever's loss.
 
     model: an RPT; its mode and gradients are restored.
     tokens: int64 [B,N], at least a chunk of them.

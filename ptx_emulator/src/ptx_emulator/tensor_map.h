@@ -47,10 +47,15 @@ struct Box {
   }
 };
 
-// option 0: offset in shared memory, option 1: of the map, option 2: coordinates, option 3: offset of the mbarrier,
-// option 4: an Update, or -1, option 5: gather or scatter, option 6: 0 in the own CTA, 1 in the cluster, 2 to each CTA
-// of a mask with its mbarrier, 3 to each CTA of a mask with the mbarrier of one CTA of its pair sources: shared
-// address, map, [mbarrier], coordinates, [mask]
+// Sources: the shared address, the map, [the mbarrier], the coordinates, [the mask of CTAs]. Options:
+//   0  offset of the shared address
+//   1  offset of the map's address
+//   2  number of coordinates
+//   3  offset of the mbarrier
+//   4  an Update, or -1
+//   5  gather or scatter
+//   6  where the box goes: 0 to the own CTA, 1 to a CTA of the cluster, 2 to each CTA of the mask with its mbarrier,
+//      3 to each CTA of the mask with the mbarrier of one CTA of its pair
 inline Box box_of(Machine& m, Ins& i, int t, int first) {
   Box box;
   uint64_t address = m.reg(i.s[1])[t] + uint64_t(i.option[1]);

@@ -73,8 +73,8 @@ class ChunkedCrossAttention(NamedTuple):
         return self._replace(**positions, **_attention_call.scale_and_dropout(self))
 
     def _check_chunk_len(self, query_start: int, sizes: dict[str, int]) -> None:
-        """Raise an error that names chunk_len if rel_key and the number of chunks agree on another one, and the number
-        of chunks does not fit the given one.
+        """Raise an error that names chunk_len if it is the one wrong argument: the rows of rel_key and the number of
+        chunks both fit another chunk_len.
         """
         if not isinstance(self.rel_key, Tensor) or self.rel_key.dim() != 3 or self.rel_start is not None:
             return
