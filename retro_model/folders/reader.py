@@ -76,11 +76,11 @@ class Reader:
     stop_token: int | None = None
     bos_id = BOS  # token that begins texts, if the folder says that one does
 
-    def __init__(self, folder: folders.ModelFolder, device: str = "cpu") -> None:
+    def __init__(self, folder: folders.ModelFolder, device: str = "cpu", model: nn.Module | None = None) -> None:
         self.folder, self.device = folder, torch.device(device)
         self.tokenizer = self._tokenizer()
         self.held_out = TokenStore(folder.part("held_out"))
-        self.model = self._model().to(self.device).eval()
+        self.model = (self._model() if model is None else model).to(self.device).eval()
         self.passages = self._passages()
         self.order = sorted(range(len(self.passages)), key=self._worth)
         self.start = self.order[0] if self.order else 0
@@ -220,20 +220,25 @@ class Reader:
         }
 
 
-def open_folder(path: str | Path, device: str = "cpu") -> Reader:
-    """Return the reader of a model folder. Raises: FileNotFoundError, ValueError naming the missing or wrong part."""
+def open_folder(path: str | Path, device: str = "cpu", model: nn.Module | None = None) -> Reader:
+    """Return the reader of a model folder. model: the folder's, if it is in memory.
+
+    Raises: FileNotFoundError, ValueError naming the missing or wrong part.
+    """
     folder = folders.load(path)
     module = importlib.import_module(f"{__package__}.{folder.kind}")
-    return getattr(module, f"{folder.kind.capitalize()}Reader")(folder, device)
+    return getattr(module, f"{folder.kind.capitalize()}Reader")(folder, device, model)
 
 
-def measure(path: str | Path, report: Callable[[int, int], None] = lambda done, total: None) -> list[dict]:
+def measure(
+    path: str | Path, report: Callable[[int, int], None] = lambda done, total: None, model: nn.Module | None = None
+) -> list[dict]:
     """Read every held-out passage as the page does, write the figures into `model.json` and return them.
 
     A second call continues a stopped one: it reads only passages without figures. report: called with the numbers of
-    passages done and of all.
+    passages done and of all. model: see `open_folder`.
     """
-    reader = open_folder(path)
+    reader = open_folder(path, model=model)
     for done, passage in enumerate(reader.passages):
         report(done, len(reader.passages))
         if "seen" in passage:

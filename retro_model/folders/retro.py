@@ -25,8 +25,8 @@ class RetroReader(Reader):
     classes = Retro, RetroConfig
     without = "the same model, retrieval off"
 
-    def __init__(self, folder, device: str = "cpu") -> None:
-        super().__init__(folder, device)
+    def __init__(self, folder, device: str = "cpu", model=None) -> None:
+        super().__init__(folder, device, model)
         store, embedder = TokenStore(folder.part("store"), verify=False), HashedTfidf.load(folder.part("embedder"))
         keys = ChunkDatabase.open(folder.part("keys"), store, embedder, verify=False).searcher.keys
         options = {name: folder.facts[name] for name in ("least_similarity", "passage_chunks") if name in folder.facts}

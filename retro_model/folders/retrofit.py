@@ -23,8 +23,8 @@ SHOWN = 4  # passages of the library that are shown to a question
 class RetrofitReader(RetroReader):
     """Reader of a `RetrofittedDecoder`; see `Reader`."""
 
-    def __init__(self, folder, device: str = "cpu") -> None:
-        super().__init__(folder, device)
+    def __init__(self, folder, device: str = "cpu", model=None) -> None:
+        super().__init__(folder, device, model)
         self.without = "the decoder and the shared prefix" if self.model.always_attends else "the decoder as it was"
         theirs = self.tokenizer.theirs
         self.asks, self.bos_id = bool(getattr(theirs, "chat_template", None)), self.tokenizer.bos_id

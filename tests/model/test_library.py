@@ -26,6 +26,7 @@ from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
 from retro_model.folders.documents import Documents
 from retro_model.folders.reader import Options, open_folder
+from retro_model.folders.retrofit import RetrofitReader
 from retro_model.retrofit import own_copy
 from retro_model.retrofit import retrofit as make_retrofit
 from retro_model.training import gather
@@ -375,7 +376,9 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     monkeypatch.setattr(copying, "LEAST_GAIN", -1.0)
     monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: -len(prefix))
     options = {"rank": 2, "score_bias": True, "prefix": True, "copying": True, "folder_of_texts": library}
-    retrofit.run(decoder, tmp_path, sizes, Fit(steps=2), **options, show=said.append)
+    with monkeypatch.context() as loads:
+        loads.setattr(RetrofitReader, "_model", None)  # the page's numbers need no second copy of the model
+        retrofit.run(decoder, tmp_path, sizes, Fit(steps=2), **options, show=said.append)
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
     seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
     assert list(seconds) == ["ready", "trained", "scored"]

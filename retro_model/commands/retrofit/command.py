@@ -122,6 +122,8 @@ def run(
     done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with {CONTROL}")
     scoring = time.process_time()
+    kept = getattr(whole.model, "keeping", contextlib.nullcontext)()
+    kept.__enter__()  # until the end: the page reads the same neighbours
     off, on, random = score(whole.model, library, sizes, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out, CONTROL)
     describe(folder, decoder, title, library, sizes, said, encoder)
@@ -148,7 +150,7 @@ def run(
     show(said)
     show(f"To see and change the retrieved passages: retro-reader serve {folder} (numbers for its page follow)")
     with counting("numbers of the held-out documents for the page") as report:
-        reader.measure(folder, report)
+        reader.measure(folder, report, whole.model)
     done("shown")
     show("seconds since the start: " + ", ".join(f"{stage} {passed:.0f}" for stage, passed in seconds.items()))
     return said
@@ -184,10 +186,9 @@ def score(model, library: PreparedLibrary, sizes: Sizes, how: Fit) -> tuple[eval
     random = evaluation.exchanged_neighbours(near, library.held_out, library.database, how.seed)
     given = {"off": (), "on": (near, library.database), CONTROL: (random, library.database)}
     scores, options = [], windows | {"autocast": how.autocast}
-    with getattr(model, "keeping", contextlib.nullcontext)():
-        for name, args in given.items():
-            with counting(f"scoring, {name}") as report:
-                scores.append(evaluation.score(model, library.held_out, *args, **options, report=report))
+    for name, args in given.items():
+        with counting(f"scoring, {name}") as report:
+            scores.append(evaluation.score(model, library.held_out, *args, **options, report=report))
     return tuple(scores)
 
 
