@@ -142,7 +142,6 @@ class Contender:
     role: str = "baseline"  # baseline | ours | reference
     devices: tuple[str, ...] = ("cpu", "cuda")
     default_on: tuple[str, ...] = ("cpu", "cuda")
-    without_positions: bool = False  # computes the op without position logits, and is checked so
     differentiable: bool = True
     triton: bool = False  # launches Triton kernels, which `static`, `emulate` and `estimate` read without a GPU
     reason: Callable[..., str | None] = lambda case, dtype, device: None  # why it can't serve a case

@@ -197,16 +197,6 @@ def test_tables_fit_a_terminal_of_80_columns(tiny, monkeypatch, capsys):
     assert max(map(len, said.splitlines())) <= 80 and "relative_attention_backward  causal d64" in said
 
 
-def test_list_asks_the_backends_why(monkeypatch, capsys):
-    """The plain list does not ask a kernel, and names no memory."""
-    monkeypatch.setattr(environment, "free_memory", lambda device: 0)
-    asked = ["list", "--device", "cpu", "--op", "leaky_average", "--case", "long"]
-    assert retro_bench.main(asked) == 0
-    assert "GiB are free" not in capsys.readouterr().out
-    assert retro_bench.main([*asked, "--why"]) == 0
-    assert "needs 1 GiB; 0.0 GiB are free" in capsys.readouterr().out
-
-
 def test_registered_names_are_checked(tables):
     with pytest.raises(ValueError, match="is taken"):
         retro_bench.register(retro_bench.Contender("relative_attention", "eager", baselines.eager))

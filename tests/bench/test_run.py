@@ -11,6 +11,7 @@ import retro_bench
 import retro_kernels as rk
 from retro_bench.measure import ceilings, runner, timing
 from retro_bench.measure.pace import LEAST_SHARE, Pace
+from retro_bench.ops import relative_attention as baselines
 from retro_bench.records import environment, record
 from tests.bench.helpers import PROFILE, QUICK, wrong
 
@@ -75,17 +76,15 @@ def test_a_kernel_that_forgets_to_write_fails(tiny, tmp_path):
     assert tensor["frobenius"] is None and not tensor["passed"]
 
 
-def test_a_baseline_with_the_mask_inverted_is_refused(tiny, tmp_path):
-    def inverted(query, key, value, *, causal, scale=None):
-        seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).triu()
-        sides = [t.transpose(1, 2) for t in (query, key, value)]
-        return torch.nn.functional.scaled_dot_product_attention(*sides, attn_mask=seen, scale=scale).transpose(1, 2)
+def test_a_baseline_without_its_mask_is_refused(tiny, tmp_path):
+    def unmasked(query, key, value, *, causal, **options):
+        return baselines.eager(query, key, value, causal=False, **options)
 
-    retro_bench.register(retro_bench.Contender("relative_attention", "upside_down", inverted, without_positions=True))
+    retro_bench.register(retro_bench.Contender("relative_attention", "unmasked", unmasked))
     code, records = run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
     of_backend = by_backend(records)
-    assert of_backend["upside_down"]["status"] == "numerics_fail" and of_backend["upside_down"]["time"] is None
-    assert "upside_down" not in of_backend["reference"]["speedup"] and of_backend["sdpa_plain"]["status"] == "ok"
+    assert of_backend["unmasked"]["status"] == "numerics_fail" and of_backend["unmasked"]["time"] is None
+    assert "unmasked" not in of_backend["reference"]["speedup"] and of_backend["sdpa_bias"]["status"] == "ok"
     assert code == 2
 
 

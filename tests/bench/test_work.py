@@ -7,7 +7,7 @@ import retro_bench
 import retro_kernels as rk
 from retro_bench import Work, ops
 from retro_bench.check import numerics, oracle
-from retro_bench.measure import ceilings, runner
+from retro_bench.measure import ceilings
 from retro_bench.ops import _shared, chunked_cross_attention, relative_attention
 from retro_bench.registry import Case
 
@@ -134,7 +134,7 @@ def test_the_oracle_in_slices_is_the_oracle_at_once(case, monkeypatch):
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_every_cpu_baseline_is_the_function_it_says(case):
     operator = retro_bench.OPERATORS[case.op]
-    full = case.make(4, "cpu", torch.float32)
+    arguments = case.make(4, "cpu", torch.float32)
     for contender in [c for c in retro_bench.CONTENDERS.values() if c.op == case.op and c.role == "baseline"]:
         if (
             "cpu" not in contender.devices
@@ -142,7 +142,6 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
             or contender.reason(case, "float32", "cpu")
         ):
             continue
-        arguments = runner.without_positions(full) if contender.without_positions else full
         truth = oracle.solve(operator, case, arguments, 4, backward=contender.differentiable)
         verdict = numerics.judge(numerics.errors(operator, contender, arguments, truth), None, "float32", truth.checked)
         assert verdict.passed, f"{contender.name}: {verdict.complaint()}"

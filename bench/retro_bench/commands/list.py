@@ -1,7 +1,6 @@
 """show ops, backends and cases, and what this machine can run
 
-Prints a line for each contender, then one for each case. A star marks the default selection. --why asks each backend of
-this machine whether it can serve the cases, and shows its reason if it can't. Only --why imports torch.
+Prints a line for each contender, then one for each case. A star marks the default selection.
 """
 
 import argparse
@@ -16,28 +15,25 @@ from . import exits, options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
-    parser.add_argument("--why", action="store_true", help="ask the backends of this machine (a few seconds)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
-    selection = options.selection(arguments) if arguments.why else options.named(arguments, device)
-    hint = "" if arguments.why else "; --why asks what can run here"
-    _show(f"device {selection.device}; * = in the default selection{hint}")
-    default = {(case.op, case.name) for case in choose.cases(choose.Selection(selection.device))}
+    selection = options.named(arguments, device)
+    _show(f"device {device}; * = in the default selection")
+    default = {(case.op, case.name) for case in choose.cases(choose.Selection(device))}
     for op in OPERATORS:
         cases = [case for case in cases_of(op) if choose.matches(case.name, selection.cases)]
         if not cases or not choose.matches(op, selection.ops):
             continue
         print(f"\n{op}")
         for contender in sorted(contenders_of(op), key=lambda c: c.role):
-            status = _status(contender, cases, selection.device, arguments.why)
+            status = _status(contender, cases, device)
             _show(f"  {contender.role:<9} {contender.name:<15} {status}")
         for case in cases:
             star = "*" if (op, case.name) in default else " "
-            why = choose.unsupported_case(case, selection.device) if arguments.why else None
             modes = ",".join(case.modes)
-            _show(f"  case    {star} {case.name:<18} {_shape(case):<52} {modes:<11} {why or case.source}")
+            _show(f"  case    {star} {case.name:<18} {_shape(case):<52} {modes:<11} {case.source}")
     return exits.OK
 
 
@@ -48,22 +44,15 @@ def _show(line: str) -> None:
     print("\n".join(one.rstrip() for one in folded))
 
 
-def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> str:
+def _status(contender: Contender, cases: list[Case], device: str) -> str:
     """Return "yes", or the first reason and the number of cases that are not served."""
     if device not in contender.devices:
         return f"no: runs on {', '.join(contender.devices)} only"
-    if not ask and contender.role != "baseline":
+    if contender.role != "baseline":
         return f"on {', '.join(contender.devices)}"
-
-    def reason(case: Case) -> str | None:
-        if ask:
-            return choose.unsupported(contender, case, "float32", device, False)
-        return contender.reason(case, "float32", device)
-
-    bad = [why for why in map(reason, cases) if why]
+    bad = [why for case in cases if (why := contender.reason(case, "float32", device))]
     if not bad:
-        asked = contender.role == "baseline" and device not in contender.default_on
-        return f"on request (--baselines {contender.name})" if asked else "yes"
+        return "yes" if device in contender.default_on else f"on request (--baselines {contender.name})"
     return f"no: {bad[0]}" if len(bad) == len(cases) else f"yes, but not for {len(bad)} of {len(cases)} cases: {bad[0]}"
 
 

@@ -87,7 +87,7 @@ def prepare(side: Side, wanted: dict):
     backward, run = wanted["mode"] == "fwdbwd", runner.Run("cpu", timed=False, seed=wanted["seed"])
     try:
         inputs = runner.drawn(run, case, dtype, wanted["seed"])
-        answers = runner.answers_of(run, case, dtype, wanted["seed"], backward, inputs, False, check=False)
+        answers = runner.answers_of(run, case, dtype, wanted["seed"], backward, inputs, check=False)
         call = runner.trial(contender, case, answers, backward, wanted["seed"])
         call.first()
         seconds = side.module("measure.timing").rewritten(call, 1)

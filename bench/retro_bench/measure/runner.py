@@ -21,8 +21,6 @@ from .trial import KNOWN, Answers, Draws, Trial, WrongResult
 LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
 CHECK = "check"  # the mode of a record that holds numerics alone
 MOST_CEILINGS = 3  # repeated measurements of ceilings that kernels exceeded, per run
-POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
-BARE_SHARE = 1 / 16  # part of the oracle's budget that baselines without positions get
 TIMED_SHARE = 1 / 64  # part of the oracle's budget for values that are only timed
 QUICK_S = 0.2  # a yardstick that is called in less time is called with the second set of values too
 DRAWS, DRAWS_S = 16, 5.0  # further values for which errors slightly above their limit are judged, and their seconds
@@ -82,7 +80,7 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
-    answers: dict[bool, Answers] = {}
+    answers: list[Answers] = []  # of the case, once they are solved
     failure = ("unsupported", why)
     shown = modes if run.timed else [CHECK]
     try:
@@ -97,7 +95,8 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
             yield from (blank_record(run, case, dtype, mode, entry, seed) for mode in shown)
     passed = [entry for entry in entries if entry.status == "ok" and not entry.late]
     for mode in modes if run.timed else ():
-        yield from _timed(run, case, dtype, mode, answers, seed, passed)
+        if passed:
+            yield from _timed(run, case, dtype, mode, answers[0], seed, passed)
     answers.clear()
     gc.collect()
     if "torch._dynamo" in sys.modules:
@@ -113,36 +112,32 @@ def _check(
     seed: int,
     backward: bool,
     entries: list[Entry],
-    answers: dict[bool, Answers],
+    answers: list[Answers],
 ) -> Iterator[Entry]:
-    """Yield every entry with its verdict, or with the reason why it has none. Contenders without positions have answers
-    of their own. A baseline that the deadline leaves out is marked and not yielded. Fill `answers`.
+    """Yield every entry with its verdict, or with the reason why it has none. Append the answers of the case to
+    `answers`. A baseline that the deadline leaves out is marked and not yielded.
     """
-    yardstick_first = sorted(entries, key=lambda entry: entry.contender.name != choose.YARDSTICK)
-    inputs = None
-    for bare in (False, True):
-        group = [entry for entry in yardstick_first if entry.contender.without_positions == bare]
-        for entry in group:
-            why = choose.unsupported(entry.contender, case, dtype, run.device, False)
-            if why:
-                entry.fail("unsupported", why)
-                yield entry
-        if all(entry.status != "ok" for entry in group):
-            continue
-        inputs = inputs or drawn(run, case, dtype, seed)
-        own = answers[bare] = answers_of(run, case, dtype, seed, backward, inputs, bare)
-        for entry in (entry for entry in group if entry.status == "ok"):
-            baseline, first = entry.contender.role == "baseline", entry.contender.name == choose.YARDSTICK
-            if baseline and not run.pace.affords(dtype, first):
-                entry.late = True
-                continue
-            begun = run.pace.spent
-            measured = _judge(run, case, entry, own)
-            if baseline:
-                run.pace.count(dtype, run.pace.spent - begun, entry.only["minimum"] if entry.only else 0.0)
-            if first and entry.status == "ok":
-                own.yardstick = measured
+    for entry in entries:
+        if why := choose.unsupported(entry.contender, case, dtype, run.device, False):
+            entry.fail("unsupported", why)
             yield entry
+    able = [entry for entry in entries if entry.status == "ok"]
+    if not able:
+        return
+    own = answers_of(run, case, dtype, seed, backward, drawn(run, case, dtype, seed))
+    answers.append(own)
+    for entry in sorted(able, key=lambda entry: entry.contender.name != choose.YARDSTICK):
+        baseline, first = entry.contender.role == "baseline", entry.contender.name == choose.YARDSTICK
+        if baseline and not run.pace.affords(dtype, first):
+            entry.late = True
+            continue
+        begun = run.pace.spent
+        measured = _judge(run, case, entry, own)
+        if baseline:
+            run.pace.count(dtype, run.pace.spent - begun, entry.only["minimum"] if entry.only else 0.0)
+        if first and entry.status == "ok":
+            own.yardstick = measured
+        yield entry
 
 
 def drawn(run: Run, case: Case, dtype: str, seed: int) -> Inputs:
@@ -152,13 +147,12 @@ def drawn(run: Run, case: Case, dtype: str, seed: int) -> Inputs:
 
 
 def answers_of(
-    run: Run, case: Case, dtype: str, seed: int, backward: bool, inputs: Inputs, bare: bool, check: bool = True
+    run: Run, case: Case, dtype: str, seed: int, backward: bool, inputs: Inputs, check: bool = True
 ) -> Answers:
     """Solve both sets of values of a case. With check=False solve only the values that are timed."""
     operator = OPERATORS[case.op]
-    arguments = without_positions(inputs.arguments) if bare else inputs.arguments
+    arguments, share = inputs.arguments, run.oracle_share
     backward = backward and bool(operator.floating(arguments))
-    share = run.oracle_share * (BARE_SHARE if bare else 1.0)
 
     def solve(wanted: bool, share: float = share * TIMED_SHARE) -> oracle.Oracle:
         return oracle.solve(operator, case, arguments, seed, wanted, share, inputs.row)
@@ -170,7 +164,6 @@ def answers_of(
             if own and time.perf_counter() - begun > DRAWS_S:
                 break
             new = case.make(other, run.device, getattr(torch, dtype))
-            new = without_positions(new) if bare else new
             truth = oracle.solve(operator, case, new, other, backward, share * TIMED_SHARE)
             for one, found in ((CONTENDERS[case.op, choose.YARDSTICK], eager), (contender, own)):
                 found.append(numerics.errors(operator, one, new, truth))
@@ -190,10 +183,10 @@ def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
     """Check one contender next to the yardstick. Return its entry and the arguments, for a caller's own timer."""
-    entries, answers = [Entry(CONTENDERS[case.op, choose.YARDSTICK]), Entry(contender)], {}
+    entries, answers = [Entry(CONTENDERS[case.op, choose.YARDSTICK]), Entry(contender)], []
     for _ in _check(run, case, dtype, seed, mode == "fwdbwd", entries, answers):
         pass
-    return entries[1], next(own.inputs.arguments for own in answers.values()) if answers else {}
+    return entries[1], answers[0].arguments if answers else {}
 
 
 def _judge(run: Run, case: Case, entry: Entry, answers: Answers) -> dict[str, numerics.Errors] | None:
@@ -267,7 +260,7 @@ def status_of(e: Exception) -> tuple[str, str]:
 
 
 def _timed(
-    run: Run, case: Case, dtype: str, mode: str, answers: dict[bool, Answers], seed: int, entries: list[Entry]
+    run: Run, case: Case, dtype: str, mode: str, answers: Answers, seed: int, entries: list[Entry]
 ) -> Iterator[Record]:
     """Time the contenders that passed, in alternation. Yield each record when its timing ends. At the end yield every
     record again, now with its ratios.
@@ -284,7 +277,7 @@ def _timed(
         elif entry.only:
             times[name] = entry.only
         else:
-            calls[name] = trial(entry.contender, case, answers[entry.contender.without_positions], backward, seed)
+            calls[name] = trial(entry.contender, case, answers, backward, seed)
         if entry.status != "ok":
             yield blank_record(run, case, dtype, mode, entry, seed)
     for name, outcome in timing.outcomes(calls, run.device, run.effort, run.graphs):
@@ -328,18 +321,17 @@ def step(
     It returns (outputs, gradients or None). upstream: of output 0; None: the first call draws it.
     """
     operator, function = OPERATORS[case.op], resolved(contender.function)
-    kwargs = without_positions(arguments) if contender.without_positions else arguments
     if not backward:
 
         def forward():
             with torch.no_grad():
-                return numerics.as_tuple(function(**kwargs)), None
+                return numerics.as_tuple(function(**arguments)), None
 
         return forward
-    names = operator.floating(kwargs)
-    leaves = {name: kwargs[name].detach().requires_grad_() for name in names}
+    names = operator.floating(arguments)
+    leaves = {name: arguments[name].detach().requires_grad_() for name in names}
     inputs = list(leaves.values())
-    both = kwargs | leaves
+    both = arguments | leaves
 
     def forward_and_backward():
         nonlocal upstream
@@ -395,7 +387,3 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
         "numerics": asdict(entry.verdict) if entry.verdict else None,
         "work": None if work is None else {"flops": work.flops, "bytes": work.bytes},
     }
-
-
-def without_positions(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in POSITIONS}

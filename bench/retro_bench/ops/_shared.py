@@ -163,7 +163,7 @@ def flex_attention():
 
 
 def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: str) -> tuple[Contender, ...]:
-    """Return the baselines of an attention: eager, compiled, torch's SDPA with and without bias, FlexAttention."""
+    """Return the baselines of an attention: eager, compiled, torch's SDPA with a bias, FlexAttention."""
     eager, sdpa_bias, flex = functions
 
     def no_mask(case, dtype, device) -> str | None:
@@ -173,6 +173,5 @@ def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: 
         Contender(op, "eager", eager, peak_bytes=score_bytes),
         compiled(op, eager, peak_bytes=score_bytes),
         Contender(op, "sdpa_bias", sdpa_bias, peak_bytes=score_bytes),
-        Contender(op, "sdpa_plain", sdpa_bias, without_positions=True),
         Contender(op, "flex", flex, devices=("cuda",), reason=no_mask),
     )
