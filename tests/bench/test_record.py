@@ -105,7 +105,7 @@ def test_every_field_is_required(good):
 def test_a_time_of_zero_is_no_measurement(good):
     bad = copy.deepcopy(good)
     bad["time"]["samples"] = [0.0]
-    assert any("positive seconds" in wrong for wrong in record.validate(bad))
+    assert any("samples.0: expected a number above 0" in wrong for wrong in record.validate(bad))
 
 
 def test_a_torn_line_in_the_middle_is_an_error(good, tmp_path):

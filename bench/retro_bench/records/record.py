@@ -6,7 +6,6 @@ an interrupted run shows what is missing. A run may write several records of one
 """
 
 import json
-import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -18,74 +17,62 @@ SCHEMA = 3
 GREATEST = 10**300  # about the greatest integer that a float can hold
 FAILED = ("numerics_fail", "oom", "error")
 STATUSES = ("ok", "unsupported", *FAILED)
-NUMBER, TEXT, OBJECT, LIST, BOOL = (int, float), (str,), (dict,), (list,), (bool,)
+#: kind of a value -> its types. A rate is above 0, an amount at least 0.
+KINDS = {"int": int, "str": str, "bool": bool, "dict": dict}
+KINDS |= dict.fromkeys(("number", "rate", "amount"), (int, float))
+_MISSABLE = "may be missing: "
 
-#: field -> (types, may be null)
-FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
-    "schema": ((int,), False),
-    "run": (TEXT, False),  # one id per invocation: records of one run were measured side by side
-    "at": (TEXT, False),  # UTC, ISO 8601
-    "id": (TEXT, False),  # op/backend/case/dtype/mode
-    "op": (TEXT, False),
-    "backend": (TEXT, False),  # a backend of retro_kernels, or a baseline
-    "role": (TEXT, False),  # ours | reference | baseline
-    "dtype": (TEXT, False),
-    "mode": (TEXT, False),  # fwd | fwdbwd | decode | check | static
-    "status": (TEXT, False),
-    "reason": (TEXT, True),  # why the status is not ok
-    "git": (OBJECT, False),  # sha, dirty
-    "environment": (OBJECT, False),
-    "device": (OBJECT, False),
-    "ceilings": (OBJECT, True),  # bytes_per_s, flops_per_s by type
-    "case": (OBJECT, False),  # name, shape, options, extras, source
-    "seed": ((int,), True),
-    "numerics": (OBJECT, True),  # passed, checked, tensors
-    "time": (OBJECT, True),  # samples in seconds, minimum, median, p10, p90, method
-    "work": (OBJECT, True),  # flops, bytes
-    "roofline": (OBJECT, True),  # floor_s, bound, fraction
-    "speedup": (OBJECT, True),  # baseline -> its time over this one's
-    "memory": (OBJECT, True),  # peak_extra_bytes
-    "launches": ((int,), True),
-    "counters": (OBJECT, True),  # of `profile --stages`: "case" and "in cache", each with seconds and flops by stage
-    "static": (OBJECT, True),
+#: field -> form: a kind ("int?": or null), {key: form} with * for every key, or [form] for a list with entries.
+#: An object in a tuple may be null.
+FIELDS: dict[str, Any] = {
+    "schema": "int",
+    "run": "str",  # one id per invocation: records of one run were measured side by side
+    "at": "str",  # UTC, ISO 8601
+    "id": "str",  # op/backend/case/dtype/mode
+    "op": "str",
+    "backend": "str",  # a backend of retro_kernels, or a baseline
+    "role": "str",  # ours | reference | baseline
+    "dtype": "str",
+    "mode": "str",  # fwd | fwdbwd | decode | check | static
+    "status": "str",
+    "reason": "str?",  # why the status is not ok
+    "git": {"sha": "str?", "dirty": "bool?"},
+    "environment": {_MISSABLE + "torch": "str?", _MISSABLE + "triton": "str?", _MISSABLE + "threads": "int?"},
+    "device": {_MISSABLE + "name": "str?"},
+    "ceilings": ({"bytes_per_s": "rate", "flops_per_s": {"*": "rate?"}},),
+    "case": {"name": "str", "shape": "dict"},  # and options, extras, source
+    "seed": "int?",
+    "numerics": (
+        {
+            "passed": "bool",
+            "checked": "str",
+            "tensors": {"*": {"passed": "bool", "limit": "number", "frobenius": "number?"}},
+        },
+    ),
+    "time": (  # in seconds
+        {
+            "samples": ["rate"],
+            **{"minimum": "rate", "median": "rate", _MISSABLE + "p10": "rate", _MISSABLE + "p90": "rate"},
+            _MISSABLE + "host_s": "number?",
+            "method": {"clock": "str"},
+        },
+    ),
+    "work": ({"flops": "amount", "bytes": "amount"},),
+    "roofline": ({"bound": "str?", "floor_s": "number?", "fraction": "number?"},),
+    "speedup": ({"*": "rate"},),  # baseline -> its time over this one's
+    "memory": ({"peak_extra_bytes": "number"},),
+    "launches": "int?",
+    "counters": "dict?",  # of `profile --stages`: "case" and "in cache", each with seconds and flops by stage
+    "static": (
+        dict.fromkeys(("stack_bytes", "blocks_per_sm", "tensor_instructions", "async_copies"), "number?")
+        | dict.fromkeys(("loop_issue_slots", "loop_tensor_instructions"), "number?")
+        | {_MISSABLE + name: "str?" for name in ("kernel", "config")}
+        | {_MISSABLE + name: "number?" for name in ("registers", "shared_static_bytes", "shared_dynamic_bytes")}
+        | {_MISSABLE + "loop_cycles_at_least": "number?"},
+    ),
 }
 #: fields of results: null in the record of a case that did not run
 RESULTS = tuple(FIELDS)[tuple(FIELDS).index("numerics") :]
-
-
-def _by_path(paths: dict[tuple[tuple[type, ...], bool], str]) -> dict[str, tuple[tuple[type, ...], bool]]:
-    return {path: kind for kind, text in paths.items() for path in text.split()}
-
-
-#: path -> (types, may be null) of values inside the objects; * stands for every key or position
-INSIDE = _by_path(
-    {
-        (TEXT, False): "case.name numerics.checked time.method.clock",
-        (TEXT, True): "git.sha roofline.bound",
-        (BOOL, False): "numerics.passed numerics.tensors.*.passed",
-        (BOOL, True): "git.dirty",
-        (LIST, False): "time.samples",
-        (OBJECT, False): "ceilings.flops_per_s case.shape numerics.tensors numerics.tensors.* time.method",
-        (NUMBER, False): "ceilings.bytes_per_s numerics.tensors.*.limit time.samples.* time.minimum time.median "
-        "work.flops work.bytes speedup.* memory.peak_extra_bytes",
-        (NUMBER, True): "ceilings.flops_per_s.* numerics.tensors.*.frobenius roofline.floor_s roofline.fraction "
-        "static.stack_bytes static.blocks_per_sm static.tensor_instructions static.async_copies "
-        "static.loop_issue_slots static.loop_tensor_instructions",
-    }
-)
-#: the same for values that a record may lack
-OPTIONAL = _by_path(
-    {
-        (TEXT, True): "environment.torch environment.triton device.name static.kernel static.config",
-        ((int,), True): "environment.threads",
-        (NUMBER, False): "time.p10 time.p90",
-        (NUMBER, True): "time.host_s static.registers static.shared_static_bytes static.shared_dynamic_bytes "
-        "static.loop_cycles_at_least",
-    }
-)
-#: values above 0
-POSITIVE = ("time.minimum", "time.median", "time.p10", "time.p90", "speedup.*")
-POSITIVE += ("ceilings.bytes_per_s", "ceilings.flops_per_s.*")
 
 
 class BadRecord(ValueError):
@@ -110,81 +97,54 @@ def validate(record: Any) -> list[str]:
         return [f"a record is an object; got {type(record).__name__}"]
     if type(record.get("schema")) is int and record["schema"] != SCHEMA:
         return [f"schema: expected {SCHEMA}; got {record['schema']}"]
-    wrong = [f"{name}: missing" for name in FIELDS if name not in record]
-    wrong += [f"{name}: not a field of the schema" for name in record if name not in FIELDS]
-    for name, (types, nullable) in FIELDS.items():
-        if name in record:
-            wrong += _typed(name, record[name], types, nullable)
-    infinite = (f"{path}: not a finite number" for path in _not_finite(record, ""))
-    return wrong or _inside(record) or [*_meaning(record), *infinite]
+    wrong = [f"{name}: not a field of the schema" for name in record if name not in FIELDS]
+    return wrong + list(_faults(record, FIELDS, "")) or list(_meaning(record))
 
 
-def _typed(path: str, value: Any, types: tuple[type, ...], nullable: bool) -> list[str]:
-    if value is None:
-        return [] if nullable else [f"{path}: null"]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        return [f"{path}: expected {types[0].__name__}; got {type(value).__name__}"]
-    return []
+def _faults(value: Any, form: Any, path: str) -> Iterator[str]:
+    """Yield what a value lacks of its form."""
+    if isinstance(form, (str, tuple)) and value is None:
+        if not isinstance(form, tuple) and not form.endswith("?"):
+            yield f"{path}: null"
+        return
+    form = form[0] if isinstance(form, tuple) else form
+    types = KINDS[form.rstrip("?")] if isinstance(form, str) else type(form)
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+        kind = form.rstrip("?") if isinstance(form, str) else types.__name__
+        yield f"{path}: expected {kind}; got {type(value).__name__}"
+    elif isinstance(value, (int, float)):
+        if not -GREATEST <= value <= GREATEST:  # NaN included
+            yield f"{path}: not a finite number"
+        elif form.startswith("rate") and value <= 0:
+            yield f"{path}: expected a number above 0; got {value}"
+        elif form.startswith("amount") and value < 0:
+            yield f"{path}: expected a number of at least 0; got {value}"
+    elif isinstance(form, list):
+        if not value:
+            yield f"{path}: empty"
+        for number, inner in enumerate(value):
+            yield from _faults(inner, form[0], f"{path}.{number}")
+    elif isinstance(form, dict):
+        for name, inner in form.items():
+            key = name.removeprefix(_MISSABLE)
+            if key not in ("*", *value) and key == name:
+                yield f"{path}.{key}: missing".lstrip(".")
+            for found in value if key == "*" else {key} & value.keys():
+                yield from _faults(value[found], inner, f"{path}.{found}".lstrip("."))
 
 
-def _inside(record: dict[str, Any]) -> list[str]:
-    """List keys inside the objects that are missing or of another type."""
-    wrong = []
-    for pattern in INSIDE:
-        parent, _, key = pattern.rpartition(".")
-        sections = [(path, value) for path, value in _reach(record, parent) if isinstance(value, dict)]
-        wrong += [f"{path}.{key}: missing" for path, value in sections if key not in ("*", *value)]
-    for pattern, (types, nullable) in (INSIDE | OPTIONAL).items():
-        for path, value in _reach(record, pattern):
-            wrong += _typed(path, value, types, nullable)
-    return wrong
-
-
-def _reach(record: dict[str, Any], pattern: str) -> list[tuple[str, Any]]:
-    """Return (path, value) of everything in the record that a dotted pattern names."""
-    reached: list[tuple[str, Any]] = [("", record)]
-    for part in pattern.split("."):
-        deeper = []
-        for path, value in reached:
-            items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-            deeper += [(f"{path}.{key}".lstrip("."), inner) for key, inner in items if part in ("*", key)]
-        reached = deeper
-    return reached
-
-
-def _meaning(record: dict[str, Any]) -> list[str]:
-    """List faults that types can't show. The record must have all fields."""
-    wrong = []
+def _meaning(record: dict[str, Any]) -> Iterator[str]:
+    """Yield faults that forms can't show."""
     if record["status"] not in STATUSES:
-        wrong.append(f"status: expected one of {', '.join(STATUSES)}; got {record['status']!r}")
+        yield f"status: expected one of {', '.join(STATUSES)}; got {record['status']!r}"
     if record["status"] != "ok" and not record["reason"]:
-        wrong.append("reason: a status other than ok needs one")
-    if wrong:
-        return wrong
+        yield "reason: a status other than ok needs one"
     expected = identity(record["op"], record["backend"], record["case"]["name"], record["dtype"], record["mode"])
     if record["id"] != expected:
-        wrong.append(f"id: expected {expected}; got {record['id']}")
-    if record["time"] is not None:
-        if record["status"] != "ok" or (record["numerics"] is not None and not record["numerics"]["passed"]):
-            wrong.append("time: only a case that passed its check is timed")
-        if not record["time"]["samples"] or min(record["time"]["samples"]) <= 0:
-            wrong.append("time.samples: expected positive seconds")
-    for name in POSITIVE:
-        small = [(path, v) for path, v in _reach(record, name) if v is not None and v <= 0]
-        wrong += [f"{path}: expected a number above 0; got {v}" for path, v in small]
-    work = {name: record["work"][name] for name in ("flops", "bytes")} if record["work"] else {}
-    return wrong + [f"work.{k}: expected a number of at least 0; got {v}" for k, v in work.items() if v < 0]
-
-
-def _not_finite(value: Any, path: str) -> Iterator[str]:
-    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) > GREATEST):
-        yield path.lstrip(".")
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _not_finite(inner, f"{path}.{key}")
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _not_finite(inner, path)
+        yield f"id: expected {expected}; got {record['id']}"
+    passed = record["status"] == "ok" and (record["numerics"] is None or record["numerics"]["passed"])
+    if record["time"] is not None and not passed:
+        yield "time: only a case that passed its check is timed"
 
 
 class Writer:
