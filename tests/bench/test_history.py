@@ -4,8 +4,8 @@ import itertools
 import random
 
 import retro_bench
+from retro_bench.commands import history
 from retro_bench.records import record
-from retro_bench.report import changes
 from tests.bench.test_reports import timed
 
 
@@ -26,15 +26,15 @@ def test_a_step_is_found_and_noise_is_none():
     for seed in range(50):
         noise = random.Random(seed)
         flat = [1e-3 * (1 + noise.gauss(0, 0.01)) for _ in range(30)]
-        assert changes.points(flat) == [], seed
+        assert history.points(flat) == [], seed
         stepped = [t * (1.1 if i >= 18 else 1) for i, t in enumerate(flat)]
-        (found,) = changes.points(stepped)
+        (found,) = history.points(stepped)
         assert abs(found - 18) <= 1, (seed, found)
 
 
 def test_a_drift_that_no_commit_shows_is_named():
     times = [1e-3 * 1.006**i for i in range(20)]
-    assert max(b / a for a, b in itertools.pairwise(times)) < changes.SHIFT and changes.drift(times) > 1.05
+    assert max(b / a for a, b in itertools.pairwise(times)) < history.SHIFT and history.drift(times) > 1.05
 
 
 def test_records_are_kept_once_and_changes_named(tmp_path, capsys):

@@ -11,7 +11,7 @@ from retro_bench.commands import options
 from retro_bench.commands.estimate import interval
 from retro_bench.records import record
 from retro_bench.report import terminal
-from retro_bench.static import amd_kernels, entry, fingerprint, regressions
+from retro_bench.static import entry, fingerprint, regressions, triton_kernels
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import AMD, KNOWN, NVIDIA
 from tests.bench.helpers import static_record
@@ -157,12 +157,12 @@ FITS |= {("gfx950", 8, 4, 65537): 2, ("gfx1100", 8, 4, 32768): 4}
 @pytest.mark.parametrize("kernel", FITS)
 def test_blocks_of_an_amd_compute_unit(kernel):
     compiled = amd_resources(**dict(zip(("arch", "waves", "num_warps", "shared_dynamic"), kernel, strict=True)))
-    assert amd_kernels.metrics(compiled, AMD[compiled.arch])["blocks_per_sm"] == FITS[kernel]
+    assert triton_kernels.amd_metrics(compiled, AMD[compiled.arch])["blocks_per_sm"] == FITS[kernel]
 
 
 def test_amd_kernels_are_listed_in_a_table_of_their_own(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    metrics = amd_kernels.metrics(amd_resources(spills=3, stack=16), AMD["gfx942"])
+    metrics = triton_kernels.amd_metrics(amd_resources(spills=3, stack=16), AMD["gfx942"])
     row = entry.row("leaky_average", "triton", "leaky_scan:wide:gfx942", "bfloat16", metrics) | {"run": "r"}
     assert record.validate(row) == [] and row["device"]["name"] == "compiled for gfx942"
     lines = terminal.static([static_record(), row]).splitlines()

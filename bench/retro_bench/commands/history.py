@@ -6,15 +6,23 @@ commits at which its time went to another level. Each machine has its own lines,
 """
 
 import argparse
+import itertools
+import math
+import statistics
 from pathlib import Path
 
 from ..records import machines, record
-from ..report import changes, summary, tables
+from ..report import summary, tables
 from . import exits, options, progress
 
 NAME = "history.jsonl"
 HEADER = ("measurement", "records", "first median", "last median", "drift", "changed at")
 DRIFT = 1.05  # a greater one is reported even without a change point
+LEAST = 3  # least points of a level
+SHIFT = 1.03  # least ratio of two levels
+SIGMAS = 4.0  # least step between two levels, over the noise of their means
+NOISE = 0.005  # least noise of one point
+ENDS = 5  # points at either end that `drift` compares
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,13 +79,51 @@ def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
 
 def _line(name: str, rows: list[dict]) -> tuple[str, ...]:
     times = [one["time"]["median"] for one in rows]
-    steps = [f"{_commit(rows[i])} {times[i] / times[i - 1]:.2f}x" for i in changes.points(times)]
-    drift = changes.drift(times)
-    more = ["drifts"] if drift > DRIFT and not steps else []
+    steps = [f"{_commit(rows[i])} {times[i] / times[i - 1]:.2f}x" for i in points(times)]
+    moved = drift(times)
+    more = ["drifts"] if moved > DRIFT and not steps else []
     ends = (summary.duration(times[0]), summary.duration(times[-1]))
-    return (name, str(len(rows)), *ends, f"{drift:.2f}x", ", ".join(steps + more) or "-")
+    return (name, str(len(rows)), *ends, f"{moved:.2f}x", ", ".join(steps + more) or "-")
 
 
 def _commit(record: dict) -> str:
     sha = record["git"]["sha"]
     return (sha[:9] + ("+" if record["git"]["dirty"] else "")) if sha else record["at"][:10]
+
+
+def points(times: list[float]) -> list[int]:
+    """Return the indices at which a new level begins, in order.
+
+    >>> points([1.0, 1.01, 1.0, 1.01, 1.2, 1.21, 1.2, 1.21])
+    [4]
+    """
+    logs = [math.log(t) for t in times]
+    return sorted(_split(logs, 0, len(logs), _noise(logs)))
+
+
+def drift(times: list[float]) -> float:
+    """Return the ratio of the median of the last times to the median of the first: the sum of many small changes.
+
+    >>> drift([1.0, 1.0, 1.1, 1.1])
+    1.1
+    """
+    few = min(ENDS, max(len(times) // 2, 1))
+    return round(statistics.median(times[-few:]) / statistics.median(times[:few]), 6)
+
+
+def _noise(logs: list[float]) -> float:
+    """Return the spread of one point, from the steps between adjacent points: few of them are changes."""
+    steps = [abs(b - a) for a, b in itertools.pairwise(logs)]
+    return max(statistics.median(steps) / 0.954, NOISE) if steps else NOISE  # median |a - b| = 0.954 sigma
+
+
+def _split(logs: list[float], first: int, last: int, noise: float) -> list[int]:
+    best, where = 0.0, None
+    for at in range(first + LEAST, last - LEAST + 1):
+        step = abs(statistics.fmean(logs[at:last]) - statistics.fmean(logs[first:at]))
+        sure = step / (noise * math.sqrt(1 / (at - first) + 1 / (last - at)))
+        if step > math.log(SHIFT) and sure > max(best, SIGMAS):
+            best, where = sure, at
+    if where is None:
+        return []
+    return [where, *_split(logs, first, where, noise), *_split(logs, where, last, noise)]

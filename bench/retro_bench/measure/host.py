@@ -41,13 +41,6 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), ops: tuple[str, ...] 
     return times
 
 
-def once(run: Callable[[], Any]) -> float:
-    """Return the CPU seconds of this thread for one run."""
-    begun = time.thread_time()
-    run()
-    return time.thread_time() - begun
-
-
 def seconds(run: Callable[[], Any]) -> float:
     for _ in range(20):
         run()

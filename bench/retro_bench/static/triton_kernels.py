@@ -17,12 +17,16 @@ from ptx_emulator import EmulationError, PtxError, gpu
 from ptx_emulator import counters as emulated
 from ptx_emulator.estimate import machine_code
 from retro_kernels.compile import aot
-from retro_kernels.compile.target import KNOWN
+from retro_kernels.compile.target import KNOWN, Target
 
 from .. import ops
 from ..measure import runner
 from ..registry import CONTENDERS, OPERATORS, cases_of
-from . import amd_kernels, entry, fingerprint
+from . import entry, fingerprint
+
+_SIMDS = 4  # per compute unit (CDNA), or per work-group processor with two compute units (RDNA)
+#: metrics that are read from NVIDIA's machine code only
+_UNREAD = ("async_copies", "copies_in_flight", "loop_issue_slots", "loop_tensor_instructions", "loop_cycles_at_least")
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ def rows(
 
 def _read(launch: CompiledCase, compiled: aot.Resources, folder: Path, counters: bool) -> dict[str, Any]:
     if compiled.agprs is not None:
-        return _row(launch, amd_kernels.metrics(compiled, KNOWN[compiled.arch]), False)
+        return _row(launch, amd_metrics(compiled, KNOWN[compiled.arch]), False)
     cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.binary[:8]}.cubin"))
     function = max(machine_code.functions(cubin).values(), key=lambda one: len(one.code))
     metrics = machine_code.metrics(
@@ -162,3 +166,31 @@ def _row(launch: CompiledCase, metrics: dict[str, Any], counters: bool) -> dict[
         except PtxError:  # an instruction that is not emulated: sm_100's tensor memory
             pass
     return entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics, launch.values)
+
+
+def amd_metrics(compiled: aot.Resources, target: Target) -> dict[str, Any]:
+    """Return the metrics of a kernel for an AMD processor.
+
+    registers: VGPRs, the AGPRs included. tensor_instructions: MFMA or WMMA.
+    """
+    shared = compiled.shared_static + compiled.shared_dynamic
+    lds = target.shared_memory * (1 if target.warp_size == 64 else 2)  # bytes per compute unit or work-group processor
+    fit = [compiled.waves * _SIMDS // compiled.num_warps, *([lds // shared] if shared else [])]
+    return {
+        "kernel": compiled.kernel,
+        "arch": compiled.arch,
+        "config": compiled.config,
+        "registers": compiled.registers,
+        "agprs": compiled.agprs,
+        "spilled_registers": compiled.spills,
+        "stack_bytes": compiled.stack,
+        "shared_static_bytes": compiled.shared_static,
+        "shared_dynamic_bytes": compiled.shared_dynamic,
+        "warps": compiled.num_warps,
+        "stages": compiled.num_stages,
+        "blocks_per_sm": 0 if shared > target.shared_memory else min(fit),
+        "cubin_sha256": compiled.binary,
+        "tensor_instructions": compiled.matrix,
+        **machine_code.NOT_EMULATED,
+        **dict.fromkeys(_UNREAD),
+    }
