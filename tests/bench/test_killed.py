@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_before_its_first_record_has_a_page(tmp_path):
     path, page = tmp_path / "a.jsonl", tmp_path / "a.html"
     record.Writer(path).request("run", ["leaky_average/cpu/b/float32/fwd"])
     assert retro_bench.main(["report", str(path), "--format", "html", "--output", str(page)]) == exits.OK
-    assert "This run is not complete" in page.read_text() and "leaky_average: b float32" in page.read_text()
+    assert "the run ended early" in page.read_text() and "leaky_average: b float32" in page.read_text()
 
 
 def test_a_last_line_without_its_end_is_kept(finished, tmp_path):
