@@ -23,6 +23,8 @@ from torch import Tensor
 from retro_model.rpt.loss import lambda_rank
 from retro_model.rpt.supervision import CANDIDATES, Supervision
 
+from .scoring import evaluating
+
 PRECISION_AT, RECALL_AT, NDCG_AT = 2, 10, 20  # table 3
 
 
@@ -65,11 +67,10 @@ def encode(
     index: int64 [L,K], neighbours in place of the retriever's (BM25's, an oracle's); L complete chunks.
     retrieval, num_neighbours: as in `RPT.forward`.
     """
-    training, m, rows = model.training, model.config.chunk_len, tokens[None]
+    m, rows = model.config.chunk_len, tokens[None]
     k = num_neighbours or (None if index is None else index.shape[-1])
     cache, nats, indices = model.make_cache(1, len(tokens), num_neighbours=k), [], []
-    model.eval()
-    try:
+    with evaluating(model):
         for first in range(0, len(tokens), block):
             part = rows[:, first : first + block]
             chunks = slice(first // m, (first + part.shape[1]) // m)
@@ -80,8 +81,6 @@ def encode(
             nats.append(F.cross_entropy(counted, targets, reduction="none").double())
             if retrieved is not None:
                 indices.append(retrieved.index[0])
-    finally:
-        model.train(training)
     return Document(torch.cat([nats[0].new_zeros(1), *nats]), torch.cat(indices) if indices else None)
 
 

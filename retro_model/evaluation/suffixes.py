@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from retro_model.data.tokens import PAD
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
+from .scoring import evaluating
+
 
 class Suffix(NamedTuple):
     """nats: negative log-likelihood summed over tokens. greedy: whether each is the likeliest. tokens: their number."""
@@ -58,16 +60,12 @@ def score_suffixes(
     # rows of like length share a batch, so that little is padding
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     results: list[Suffix] = [Suffix(0.0, True, 0)] * len(rows)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for at in range(0, len(order), batch_size):
             here = order[at : at + batch_size]
             scored = _score(model, [rows[i] for i in here], [len(suffixes[i]) for i in here], retrieve)
             for i, suffix in zip(here, scored):
                 results[i] = suffix
-    finally:
-        model.train(training)
     return results
 
 
