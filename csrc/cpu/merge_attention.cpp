@@ -16,7 +16,8 @@ namespace {
 constexpr int TOKENS = 32;  // maximum number of tokens per task, whose heads are processed together
 constexpr float NONE = -1;  // weight of a part with lse -inf: it does not count, even if its out is NaN
 
-// Weights of the parts, for the tokens [first, first + count) of batch entry b. Tokens are the lanes of a vector.
+// Weights of the parts, for the tokens [first, first + count) of batch entry b. Rows, which are the tokens of all
+// heads, are the lanes of a vector.
 class Weights {
  public:
   const int64_t b, first;
@@ -25,53 +26,55 @@ class Weights {
   // Reads `lses` and writes the log-sum-exp to `lse`, unless that is null. The weights are divided by their sum:
   // exp(lse_p - lse) would contain the rounding error of a large lse as a common factor.
   Weights(const View& lses, const View& lse, int64_t b_, int64_t first_, int count_)
-      : b(b_), first(first_), count(count_), parts_(lses.size[0]), weights_(lses.size[2] * parts_ * TOKENS) {
-    for (int64_t h = 0; h < lses.size[2]; ++h) {
-      float* const w = &weights_[h * parts_ * TOKENS];
-      for (int64_t p = 0; p < parts_; ++p) {
+      : b(b_), first(first_), count(count_), stride(pad(static_cast<int>(lses.size[2]) * count)), parts_(lses.size[0]),
+        weights_(parts_ * stride, -INFINITY) {
+    const int64_t heads = lses.size[2];
+    for (int64_t p = 0; p < parts_; ++p)
+      for (int64_t h = 0; h < heads; ++h) {
         const float* from = lses.at<const float>(p, b, h, first);
-        std::fill_n(w + p * TOKENS, pad(count), -INFINITY);
         for (int t = 0; t < count; ++t)
-          w[p * TOKENS + t] = from[t * lses.stride[3]];
+          weights_[p * stride + h * count + t] = from[t * lses.stride[3]];
       }
-      for (int t = 0; t < count; t += LANES) {
-        float top[LANES], total[LANES];
-        normalise(w + t, top, total);
-        for (int i = t; lse && i < std::min(count, t + LANES); ++i)
-          *lse.at<float>(b, h, first + i) = static_cast<float>(std::log(double{total[i - t]}) + top[i - t]);
-      }
+    for (int64_t row = 0; row < heads * count; row += LANES) {
+      float top[LANES], total[LANES];
+      normalise(&weights_[row], top, total);
+      for (int64_t i = row; lse && i < std::min<int64_t>(heads * count, row + LANES); ++i)
+        *lse.at<float>(b, i / count, first + i % count) =
+            static_cast<float>(std::log(double{total[i - row]}) + top[i - row]);
     }
   }
-  // Returns the weight of part 0 for token `first` + t. The weights of the other parts follow, TOKENS apart.
-  const float* of(int64_t h, int t) const { return &weights_[h * parts_ * TOKENS + t]; }
+  // Returns the weight of part 0 for token `first` + t. The weights of the other parts follow, `stride` apart.
+  const float* of(int64_t h, int t) const { return &weights_[h * count + t]; }
+
+  const int64_t stride;
 
  private:
-  // Replaces the lse of LANES tokens by weights. Writes the largest lse, or 0 if no part counts, and the sum of the
+  // Replaces the lse of LANES rows by weights. Writes the largest lse, or 0 if no part counts, and the sum of the
   // weights before the division.
   void normalise(float* w, float* top, float* total) const {
     const Vec none = broadcast(-INFINITY);
     Vec most = none, sums = zero();
     for (int64_t p = 0; p < parts_; ++p) {
-      const Vec x = load(w + p * TOKENS);
+      const Vec x = load(w + p * stride);
       most = select(gt(x, most), x, most);
     }
     most = select(gt(most, none), most, zero());  // avoid -inf - -inf
     for (int64_t p = 0; p < parts_; ++p) {
-      const Vec x = load(w + p * TOKENS), e = exp(x - most);
+      const Vec x = load(w + p * stride), e = exp(x - most);
       const Mask hidden = ge(none, x);  // false if x is NaN
       sums = sums + select(hidden, zero(), e);
-      store(w + p * TOKENS, select(hidden, broadcast(NONE), e));
+      store(w + p * stride, select(hidden, broadcast(NONE), e));
     }
     for (int64_t p = 0; p < parts_; ++p) {
-      const Vec x = load(w + p * TOKENS);
-      store(w + p * TOKENS, select(gt(zero(), x), x, x / sums));
+      const Vec x = load(w + p * stride);
+      store(w + p * stride, select(gt(zero(), x), x, x / sums));
     }
     store(top, most);
     store(total, sums);
   }
 
   int64_t parts_;
-  std::vector<float> weights_;  // [heads][parts][TOKENS]
+  std::vector<float> weights_;  // [parts][stride]
 };
 
 // Calls f(weights) for blocks of tokens, which are tasks.
@@ -94,8 +97,8 @@ template <class T> void merge(const View& outs, const View& lses, const View& ou
         vectors(width, [&](int64_t d, auto... count) {
           Vec total = zero();
           for (int64_t p = 0; p < parts; ++p)
-            if (w[p * TOKENS] != NONE)
-              total = fma(broadcast(w[p * TOKENS]), load(from + p * outs.stride[0] + d, count...), total);
+            if (w[p * weights.stride] != NONE)
+              total = fma(broadcast(w[p * weights.stride]), load(from + p * outs.stride[0] + d, count...), total);
           store(to + d, total, count...);
         });
       }
@@ -119,24 +122,24 @@ template <class T> void differentiate(const View& outs, const View& lses, const 
         for (int64_t p = 0; p < parts && dlses; ++p) {
           const T* x = outs.at<const T>(p, b, n, h);
           Vec product = zero();
-          if (w[p * TOKENS] == NONE)
+          if (w[p * weights.stride] == NONE)
             continue;
           if (grad)
             vectors(width, [&](int64_t d, auto... count) {
               product = fma(load(grad + d, count...), load(x + d, count...), product);
             });
           products[p] = sum(product);
-          mean += w[p * TOKENS] * products[p];
+          mean += w[p * weights.stride] * products[p];
         }
         const float more = dlse ? *dlse.at<const float>(b, h, n) : 0.f;
         for (int64_t p = 0; p < parts; ++p) {
-          const bool counts = w[p * TOKENS] != NONE;
+          const bool counts = w[p * weights.stride] != NONE;
           if (dlses)
-            *dlses.at<float>(p, b, h, n) = counts ? w[p * TOKENS] * (products[p] - mean + more) : 0.f;
+            *dlses.at<float>(p, b, h, n) = counts ? w[p * weights.stride] * (products[p] - mean + more) : 0.f;
           if (!douts)
             continue;
           T* to = douts.at<T>(p, b, n, h);
-          const Vec weight = broadcast(w[p * TOKENS]);
+          const Vec weight = broadcast(w[p * weights.stride]);
           vectors(width, [&](int64_t d, auto... count) {
             store(to + d, counts && grad ? weight * load(grad + d, count...) : zero(), count...);
           });
