@@ -100,9 +100,9 @@ template <class T, class Elem, class To> void scores(const Context<T, Elem>& c, 
 }
 
 // Computes `lse2` and `delta` again, in calls of few rows. The forward pass of such a call adds the terms of a score in
-// another order than `scores`, so the two are rounded differently. With the log-sum-exp of the forward pass, the
-// probabilities of this pass would not add up to 1. This stage therefore reads all blocks of keys once, and takes the
-// maximum, the sum and the mean of dP from `scores`.
+// another order than `scores`, so the two are rounded differently. The probabilities of this pass would not add up to 1
+// with the log-sum-exp of the forward pass. This stage therefore reads all blocks of keys once, and takes the maximum,
+// the sum and the mean of dP from `scores`.
 template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const Tokens& tokens, int g, const Unit& unit,
                                              const Workspace<T, Elem>& w, const State<Elem>& st) {
   RunningMeans total;

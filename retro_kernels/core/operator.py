@@ -22,7 +22,7 @@ from .call import IMPLEMENTATIONS, operator
 
 NAMESPACE = "retro_kernels"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-#: Compiled graphs that torch keeps on disk contain what these sources made of a call. Other sources read others.
+#: torch keeps compiled graphs on disk. They contain what these sources made of a call, so only equal sources read them.
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py"))))
 torch.compiler.config.cache_key_tag += f" retro_kernels {SOURCES.hexdigest()[:12]}"
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}

@@ -29,7 +29,7 @@ class Draw:
     Args:
         seed: seed of the random stream.
         dtype: type of the tensors.
-        device: of the stream and the tensors.
+        device: device of the stream and the tensors.
         drawn_in: type in which numbers are drawn; float32 takes less memory for large tensors.
     """
 

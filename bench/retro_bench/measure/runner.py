@@ -80,7 +80,7 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
-    answers: list[Answers] = []  # of the case, once they are solved
+    answers: list[Answers] = []  # gets the answers of the case when they are solved
     failure = ("unsupported", why)
     shown = modes if run.timed else [CHECK]
     try:

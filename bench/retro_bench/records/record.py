@@ -102,7 +102,7 @@ def validate(record: Any) -> list[str]:
 
 
 def _faults(value: Any, form: Any, path: str) -> Iterator[str]:
-    """Yield what a value lacks of its form."""
+    """Yield the faults of a value that does not have its form."""
     if isinstance(form, (str, tuple)) and value is None:
         if not isinstance(form, tuple) and not form.endswith("?"):
             yield f"{path}: null"

@@ -10,7 +10,7 @@ from ..records.record import latest as latest_of
 from . import summary, terminal
 
 HERE = Path(__file__).resolve().parent
-COLOURS = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
+COLOURS = re.compile(r"\x1b\[[\d;]*m")  # a terminal's colours
 ALARM = "background: rgba(var(--bad), 0.6); font-weight: 700"
 
 

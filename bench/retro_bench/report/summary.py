@@ -8,7 +8,7 @@ from typing import Any
 from ..measure.samples import estimate
 from ..records.record import pending
 
-#: baselines that compute another function than the op: they show a cost and do not compete
+#: baselines in older records that computed another function than the op, so they do not compete
 NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
 INCOMPLETE = "This run is not complete. It was to measure also:"
 #: instructions with which a processor multiplies in a half type; without them torch converts to float32 and back

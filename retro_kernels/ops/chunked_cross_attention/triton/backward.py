@@ -214,8 +214,8 @@ def _cca_backward_query_kernel(
             zero = opaque_zero(tl.program_id(0))
             source = rq, rq_from, rel_base, first, T, stride_r.t, row_mask, R, zero
             if band_ptr.dtype.element_ty != tl.float32:
-                # Registers of the whole kernel decide. With options one stage has stack on sm_90 or sm_120, and without
-                # them two have it on sm_100.
+                # The number of registers decides. One stage has stack on sm_90 or sm_120 in calls with options, and two
+                # stages have it on sm_100 in calls without.
                 OPTIONS: tl.constexpr = MASKED or (seed_ptr is not None) or not FEW_NEIGHBOURS
                 STAGES: tl.constexpr = 2 if BLOCK_E == 128 and OPTIONS else 1
                 NO_KEY: tl.constexpr = float("inf")  # counts as no finite logit
