@@ -53,6 +53,7 @@ test: setup lint .venv/oldest
 # Slow tests that rarely fail: those marked `nightly`, and every launch with the oldest triton.
 nightly: setup .venv/oldest
 	$(PYTEST) tests ptx_emulator/tests -m nightly --timeout 0
+	TRITON_INTERPRET=1 $(PYTEST) tests/ops -k "triton or topk_stream" -m nightly --timeout 0
 	RETRO_KERNELS_EVERY_LAUNCH=1 $(PYTEST) tests/aot/test_oldest.py --timeout 0
 
 # The ops' suite on Triton kernels compiled for an architecture (ARCH: 80, 86, 89, 90, 100, 120) and emulated without a GPU.

@@ -83,6 +83,27 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("backend", fast_backends(metafunc.module.OP))
 
 
+#: Tests of `make nightly` where the interpreter runs the kernels: each takes 15 to 100 s there. Other backends run them
+#: for every change. Left for every change: the tiles of one architecture, and the slabs of other shapes.
+INTERPRETED_AT_NIGHT = (
+    "test_triton_tables.py::test_every_tile_with_an_option_computes_right",
+    "test_triton_relative.py::test_slabs_of_the_stored_gradient[half a group]",
+    "test_leaky_average.py::test_the_gradient_of_decay_is_not_summed_step_by_step",
+    "test_integers.py::test_numbers_of_documents_may_be_any_integers",
+    "test_fuzz.py::test_relative_attention",
+    "test_fuzz.py::test_chunked_cross_attention",
+    "test_transforms.py::test_transform[`torch.compile` of",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        name = item.nodeid.rpartition("/")[2]
+        if INTERPRETER and name.startswith(INTERPRETED_AT_NIGHT) and not name.endswith("-80]"):
+            item.add_marker("nightly")
+
+
 @pytest.fixture(scope="module")
 def chromium():
     with browser.chromium() as started:

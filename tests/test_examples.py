@@ -32,6 +32,7 @@ def test_cca_in_a_training_step():
     assert first > 3 and last < 0.1
 
 
+@pytest.mark.nightly
 def test_own_gpt_with_cca():
     losses, found, control = example("own_gpt_with_cca").main([])
     assert losses[0] > 3.3 and found < 1.5, "it learns to read its neighbours"
@@ -67,6 +68,7 @@ def test_model_steps(capsys):
     assert losses[-1] < losses[1] and losses[-2] < losses[0]
 
 
+@pytest.mark.nightly
 def test_train_many(tmp_path):
     """Two processes, each with half of every sequence, on a sharded database from a pool of two."""
     pytest.importorskip("tokenizers")

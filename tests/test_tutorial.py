@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.nightly
 def test_the_tutorial_runs(tmp_path, monkeypatch):
     client, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     for needed in ("ipykernel", "tokenizers"):

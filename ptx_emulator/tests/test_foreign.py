@@ -72,6 +72,7 @@ def theirs(tmp_path_factory):
     return path
 
 
+@pytest.mark.nightly
 def test_their_tests(theirs):
     """One passes, one fails with its line of source, one needs an unsupported feature; without the option all skip."""
     base = [sys.executable, "-W", "ignore", "-m", "pytest", "-rs", theirs.name]

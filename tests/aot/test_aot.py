@@ -26,7 +26,7 @@ EVERY = os.environ.get("RETRO_KERNELS_EVERY_LAUNCH") == "1"
 #: a block has 99 KiB of shared memory there, so other calls than presets may spill
 SMALL = tuple(arch for arch, target in NVIDIA.items() if target.shared_memory < 128 << 10)
 FULLEST = ("head of 256", "causal d128", "retro d128", "RPT, B=8")
-NIGHTLY = (120, "gfx950", "gfx1100")
+NIGHTLY = (89, 120, "gfx950", "gfx1100")
 ARCHES = [
     pytest.param(arch, marks=[pytest.mark.nightly] * (arch in NIGHTLY and not EVERY))
     for arch in (KNOWN if EVERY else (89, 90, 100, 120, *AMD))

@@ -70,7 +70,13 @@ def gate(tmp_path):
     ("base", "head", "code", "verdicts"),
     [
         (None, plugin(first=""), 0, {"first": ("new", "every measurement is new, so nothing was compared")}),
-        ("import no_such_module", plugin(any=""), 6, {"any": ("not compared", "base: --plugin kernels.plug")}),
+        pytest.param(
+            "import no_such_module",
+            plugin(any=""),
+            6,
+            {"any": ("not compared", "base: --plugin kernels.plug")},
+            marks=pytest.mark.nightly,
+        ),
         (
             plugin(wrong=WRONG),
             plugin(wrong=WRONG, first=WRONG),

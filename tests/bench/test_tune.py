@@ -143,6 +143,7 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     tiles.reread()
 
 
+@pytest.mark.nightly
 def test_the_command_tunes_interpreted_kernels(tmp_path):
     """Times mean nothing in the interpreter; kernels run, are checked and are replaced."""
     command = [sys.executable, "-m", "retro_bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
