@@ -6,8 +6,6 @@ Each kernel is checked, then timed by pytest-benchmark, and its record goes to b
 
 from __future__ import annotations
 
-import secrets
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from retro_bench.records import environment, record
 
 OUT = environment.ROOT / "bench" / "out" / "pytest-benchmark.jsonl"
 ROUNDS = 10
-RUN = runner.Run("cpu")
+RUN = runner.Run("cpu", effort=samples.Effort(most=1))  # checks each call and times it once
 
 
 def measurements():
@@ -42,18 +40,19 @@ def measurements():
 
 @pytest.mark.parametrize(("case", "contender", "dtype", "mode"), list(measurements()))
 def test_kernel(benchmark, case, contender, dtype, mode):
-    seed = secrets.randbits(31)
-    entry, arguments = runner.checked(RUN, case, dtype, mode, contender, seed)
-    if entry.status == "unsupported":
-        pytest.skip(entry.reason)
-    assert entry.status == "ok", entry.reason
-    call = runner.step(contender, case, arguments, mode == "fwdbwd", seed)
+    eager = retro_bench.CONTENDERS[case.op, plan.YARDSTICK]
+    made = record.latest(list(runner.run_case(RUN, case, dtype, [mode], [eager, contender])))
+    done = made[record.identity(case.op, contender.name, case.name, dtype, mode)]
+    if done["status"] == "unsupported":
+        pytest.skip(done["reason"])
+    assert done["status"] == "ok", done["reason"]
+    arguments = case.make(done["seed"], "cpu", getattr(torch, dtype))
+    call = runner.step(contender, case, arguments, mode == "fwdbwd")
     benchmark.pedantic(call, rounds=ROUNDS, warmup_rounds=timing.WARMUPS)
     if benchmark.enabled:
-        done = runner.blank_record(RUN, case, dtype, mode, entry, seed)
         method = {"clock": "wall", "cache": "warm", "threads": torch.get_num_threads(), "repeats": 1}
-        done["time"] = samples.summary(list(benchmark.stats.stats.data), method)
-        record.Writer(OUT).write(done)
+        time = samples.summary(list(benchmark.stats.stats.data), method)
+        record.Writer(OUT).write(done | {"time": time, "speedup": None})
 
 
 @pytest.mark.parametrize("op", list(retro_bench.OPERATORS))

@@ -24,28 +24,9 @@ def good():
         "p90": 0.19,
         "method": {"clock": "wall"},
     }
-    return {
-        "schema": record.SCHEMA,
-        "run": "a",
-        "at": record.now(),
-        "id": "op/cpu/case/float32/fwd",
-        "op": "op",
-        "backend": "cpu",
-        "role": "ours",
-        "dtype": "float32",
-        "mode": "fwd",
-        "status": "ok",
-        "reason": None,
-        "git": {"sha": None, "dirty": None},
-        "environment": {},
-        "device": {},
-        "ceilings": None,
-        "case": {"name": "case", "shape": {}},
-        "seed": 1,
-        **dict.fromkeys(record.RESULTS),
-        "numerics": numerics,
-        "time": time,
-    }
+    names = {"op": "op", "backend": "cpu", "role": "ours", "dtype": "float32", "mode": "fwd", "status": "ok"}
+    names |= {"case": {"name": "case", "shape": {}}, "git": {"sha": None, "dirty": None}}
+    return record.blank(**names, run="a", environment={}, device={}, numerics=numerics, time=time)
 
 
 def test_round_trip(good, tmp_path):
@@ -106,6 +87,23 @@ def test_a_time_of_zero_is_no_measurement(good):
     bad = copy.deepcopy(good)
     bad["time"]["samples"] = [0.0]
     assert any("samples.0: expected a number above 0" in wrong for wrong in record.validate(bad))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"requested": ["op/cpu"]}, "requested: expected an id; got op/cpu"),
+        ({"requested": "op"}, "requested: expected list; got str"),
+        ({"run": None}, "run: null"),
+        ({"extra": 1}, "extra: not a field"),
+        ({"schema": 99}, "schema: expected 3; got 99"),
+    ],
+)
+def test_a_request_that_breaks_the_schema_is_refused(tmp_path, change, complaint):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"schema": record.SCHEMA, "run": "a", "requested": []} | change))
+    with pytest.raises(record.BadRecord, match=complaint):
+        record.read(path)
 
 
 def test_a_torn_line_in_the_middle_is_an_error(good, tmp_path):

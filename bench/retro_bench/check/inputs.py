@@ -60,7 +60,9 @@ class Inputs:
 
         Where queries are independent, one query is halved, whose number is `row`.
         """
-        self.undo()
+        while self._undo:
+            part, before = self._undo.pop()
+            part.copy_(before)
         for position, name in enumerate(self.edited):
             memory = self.memory[name]
             if position == 0 and self.operator.rows is not None and name == self.operator.differentiable[0]:
@@ -73,11 +75,6 @@ class Inputs:
                 part = memory.select(0, self.random.randrange(memory.shape[0]))
             self._undo.append((part, part.clone()))
             part.mul_(0.5)
-
-    def undo(self) -> None:
-        while self._undo:
-            part, before = self._undo.pop()
-            part.copy_(before)
 
     def overwritten(self) -> str | None:
         """Name the inputs that do not hold their set's values, and restore them."""

@@ -113,7 +113,7 @@ def compile_ahead(selection: choose.Selection, limit: float | None, bar: progres
         if not pace.over():
             with contextlib.suppress(RuntimeError, ValueError):
                 inputs = case.make(0, selection.device, getattr(torch, dtype))
-                runner.step(contender, case, inputs, mode == "fwdbwd", 0)()
+                runner.step(contender, case, inputs, mode == "fwdbwd")()
 
     calls = [functools.partial(planned, *one) for _, *one in profilers.kernels(selection) if one[0].name == "triton"]
     with contextlib.suppress(RuntimeError):  # if one kernel fails, the others are compiled

@@ -145,10 +145,6 @@ def cells(item) -> tuple[str, ...]:
 
     row, first = item.before, item.trials[0]
     where = f"sm_{row['arch']} {row['bytes']} bytes, width {row['width']}"
-    times = (tune.tile_text(row), _duration(first), tune.tile_text(item.best.row), _duration(item.best))
+    before, best = ((tune.tile_text(trial.row), summary.duration(trial.seconds)) for trial in (first, item.best))
     unfit = sum(trial.status != "ok" for trial in item.trials)
-    return (f"{item.op} {row['kernel']}", where, *times, str(len(item.trials)), str(unfit))
-
-
-def _duration(trial: tune.Trial) -> str:
-    return "-" if trial.seconds is None else summary.duration(trial.seconds)
+    return (f"{item.op} {row['kernel']}", where, *before, *best, str(len(item.trials)), str(unfit))

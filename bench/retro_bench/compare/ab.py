@@ -55,18 +55,10 @@ class Item:
     def record(self, git: dict) -> dict:
         """Return a record of this measurement without its run and time."""
         case = CASES.get((self.op, self.case))
-        return dict.fromkeys(record.FIELDS) | {
-            "schema": record.SCHEMA,
-            "at": record.now(),
-            "id": self.id,
-            **{name: getattr(self, name) for name in ("op", "backend", "dtype", "mode")},
-            "role": "ours",
-            "status": "ok",
-            "git": git,
-            "environment": environment.environment(),
-            "device": environment.device("cpu"),
-            "case": {"name": self.case, **(case.content() if case else {"shape": {}})},
-        }
+        content = {"name": self.case, **(case.content() if case else {"shape": {}})}
+        names = {name: getattr(self, name) for name in ("op", "backend", "dtype", "mode")}
+        machine = {"environment": environment.environment(), "device": environment.device("cpu")}
+        return record.blank(**names, **machine, role="ours", status="ok", git=git, case=content)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def listed(side: Side, message: dict) -> dict:
 
 
 def prepare(side: Side, wanted: dict):
-    """The call to time, or a refusal."""
+    """The call to time, or None, and the answer."""
     import torch
 
     if refusal := side.load(wanted["plugins"]):
@@ -74,52 +74,22 @@ def prepare(side: Side, wanted: dict):
             return None, {"status": "unsupported", "reason": "no plug-in of this tree registers it"}
         why = "registered in one process only: name the module that registers it with --plugin"
         return None, {"status": "error", "reason": why}
-    if why := choose.unsupported_case(case, "cpu") or choose.unsupported(
-        contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"
-    ):
+    backward, seed = wanted["mode"] == "fwdbwd", wanted["seed"]
+    if why := choose.unsupported_case(case, "cpu") or choose.unsupported(contender, case, dtype, "cpu", backward):
         return None, {"status": "unsupported", "reason": why}
+    run = runner.Run("cpu", timed=False, seed=seed)
     if wanted["check"]:
         eager = harness.CONTENDERS.get((wanted["op"], choose.YARDSTICK))
-        run = runner.Run("cpu", timed=False, seed=wanted["seed"])
         record = list(runner.run_case(run, case, dtype, [wanted["mode"]], [c for c in (eager, contender) if c]))[-1]
         if record["status"] != "ok":
             return None, {"status": record["status"], "reason": record["reason"]}
-    backward, run = wanted["mode"] == "fwdbwd", runner.Run("cpu", timed=False, seed=wanted["seed"])
-    try:
-        inputs = runner.drawn(run, case, dtype, wanted["seed"])
-        answers = runner.answers_of(run, case, dtype, wanted["seed"], backward, inputs, check=False)
-        call = runner.trial(contender, case, answers, backward, wanted["seed"])
-        call.first()
-        seconds = side.module("measure.timing").rewritten(call, 1)
-        content = side.module("records.record").described({**case.shape, **case.options, **inputs.arguments})
-        return call, {"ok": True, "seconds": seconds, "case": content}
-    except Exception as e:  # the coordinator decides what a refusal means
-        return None, refused(side, e)
-
-
-def refused(side: Side, e: Exception) -> dict:
-    """Describe an exception of a timed call, such as a result that differs from the float64 answer."""
-    status, reason = side.module("measure.runner").status_of(e)
-    return {"status": status, "reason": reason}
-
-
-def sample(side: Side, call, repeats: int, long: bool) -> dict:
-    """Time calls, each with new values in the same memory. Then make one more call and compare its result."""
-    try:
-        if not long:
-            call()  # the other process has just filled the caches
-        return {"seconds": side.module("measure.timing").rewritten(call, repeats)}
-    except Exception as e:
-        return refused(side, e)
-
-
-def finish(side: Side, call) -> dict:
-    """Compare one more call on values that no call has had."""
-    try:
-        call.finish()
-        return {"ok": True}
-    except Exception as e:
-        return refused(side, e)
+    inputs = runner.drawn(run, case, dtype, seed)
+    answers = runner.answers_of(run, case, dtype, seed, backward, inputs, check=False)
+    call = runner.trial(contender, case, answers, backward)
+    call.first()
+    seconds = side.module("measure.timing").rewritten(call, 1)
+    content = side.module("records.record").described({**case.shape, **case.options, **inputs.arguments})
+    return call, {"ok": True, "seconds": seconds, "case": content}
 
 
 def main() -> None:
@@ -129,14 +99,21 @@ def main() -> None:
     side, call = Side(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()), None
     for line in sys.stdin:
         message = json.loads(line)
-        if "prepare" in message:
-            call, answer = prepare(side, message["prepare"])
-        elif "list" in message:
-            answer = listed(side, message)
-        elif "finish" in message:
-            answer = finish(side, call)
-        else:
-            answer = sample(side, call, message["sample"], message["long"])
+        try:
+            if "prepare" in message:
+                call, answer = prepare(side, message["prepare"])
+            elif "list" in message:
+                answer = listed(side, message)
+            elif "finish" in message:
+                call.finish()  # compares one more call, on values that no call has had
+                answer = {"ok": True}
+            else:
+                if not message["long"]:
+                    call()  # the other process has just filled the caches
+                answer = {"seconds": side.module("measure.timing").rewritten(call, message["sample"])}
+        except Exception as e:  # of the kernel, or a result that differs; the coordinator decides what it means
+            status, reason = side.module("measure.runner").status_of(e)
+            answer = {"status": status, "reason": reason}
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -50,7 +50,7 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
 
 def warmed(contender: Contender, case: Case, dtype: str, mode: str, device: str, seed: int) -> Callable[[], Any]:
     """Make the timed call from a seed and warm it up."""
-    call = runner.step(contender, case, case.make(seed, device, getattr(torch, dtype)), mode == "fwdbwd", seed)
+    call = runner.step(contender, case, case.make(seed, device, getattr(torch, dtype)), mode == "fwdbwd")
     for _ in range(WARMUPS):
         call()
     return call

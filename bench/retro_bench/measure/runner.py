@@ -16,7 +16,7 @@ from ..records import environment, record
 from ..registry import CONTENDERS, OPERATORS, Case, Contender, resolved
 from . import ceilings, choose, peak, samples, timing
 from .pace import Pace
-from .trial import KNOWN, Answers, Draws, Trial, WrongResult
+from .trial import KNOWN, Answers, Draws, Trial, WrongResult, drawn_like
 
 LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
 CHECK = "check"  # the mode of a record that holds numerics alone
@@ -179,16 +179,6 @@ def answers_of(
     return own
 
 
-def checked(
-    run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
-) -> tuple[Entry, dict[str, Any]]:
-    """Check one contender next to the yardstick. Return its entry and the arguments, for a caller's own timer."""
-    entries, answers = [Entry(CONTENDERS[case.op, choose.YARDSTICK]), Entry(contender)], []
-    for _ in _check(run, case, dtype, seed, mode == "fwdbwd", entries, answers):
-        pass
-    return entries[1], answers[0].arguments if answers else {}
-
-
 def _judge(run: Run, case: Case, entry: Entry, answers: Answers) -> dict[str, numerics.Errors] | None:
     """Return the contender's errors. An exception becomes its status. A baseline's backward pass follows if its
     forward pass is fast enough. Kernels and the yardstick are called with a second set of values in the same memory.
@@ -215,7 +205,7 @@ def _judge(run: Run, case: Case, entry: Entry, answers: Answers) -> dict[str, nu
         begun = time.perf_counter()
         found = called(0, backward=not costly)
         if costly and time.perf_counter() - begun >= run.effort.once_s:
-            entry.only = _only(run, trial(contender, case, answers, False, 0))
+            entry.only = _only(run, trial(contender, case, answers, False))
             inputs.write(0)
         if costly and not entry.only and answers.upstream[0] is not None and contender.differentiable:
             found = called(0, backward=True)
@@ -277,7 +267,7 @@ def _timed(
         elif entry.only:
             times[name] = entry.only
         else:
-            calls[name] = trial(entry.contender, case, answers, backward, seed)
+            calls[name] = trial(entry.contender, case, answers, backward)
         if entry.status != "ok":
             yield blank_record(run, case, dtype, mode, entry, seed)
     for name, outcome in timing.outcomes(calls, run.device, run.effort, run.graphs):
@@ -300,12 +290,10 @@ def _timed(
         yield done
 
 
-def trial(contender: Contender, case: Case, answers: Answers, backward: bool, seed: int) -> Trial:
+def trial(contender: Contender, case: Case, answers: Answers, backward: bool) -> Trial:
     """Return the timed call of a contender, whose inputs are rewritten and whose results are compared."""
     upstream = answers.upstream[KNOWN].clone() if backward else None
-    return Trial(
-        contender, answers, step(contender, case, answers.inputs.arguments, backward, seed, upstream), upstream
-    )
+    return Trial(contender, answers, step(contender, case, answers.inputs.arguments, backward, upstream), upstream)
 
 
 def step(
@@ -313,7 +301,6 @@ def step(
     case: Case,
     arguments: dict[str, Any],
     backward: bool,
-    seed: int,
     upstream: torch.Tensor | None = None,
 ):
     """Return the timed call: a forward without autograd, or forward and backward to every floating input.
@@ -337,11 +324,9 @@ def step(
         nonlocal upstream
         with torch.enable_grad():
             outputs = numerics.as_tuple(function(**both))
-        out = outputs[0]
-        if upstream is None:  # drawn in the first call
-            generator = torch.Generator(device=out.device).manual_seed(seed + 1)
-            upstream = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
-        return outputs, torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+        if upstream is None:
+            upstream = drawn_like(outputs[0])
+        return outputs, torch.autograd.grad(outputs[0], inputs, upstream, allow_unused=True)
 
     return forward_and_backward
 
@@ -363,27 +348,21 @@ def _work(case: Case, dtype: str, mode: str):
 
 def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> Record:
     """Return a complete record without a measurement."""
-    work = None if mode == CHECK else _work(case, dtype, mode)
-    return {
-        "schema": record.SCHEMA,
-        "run": run.run,
-        "at": record.now(),
-        "id": record.identity(case.op, entry.contender.name, case.name, dtype, mode),
-        "op": case.op,
-        "backend": entry.contender.name,
-        "role": entry.contender.role,
-        "dtype": dtype,
-        "mode": mode,
-        "status": entry.status,
-        "reason": entry.reason,
-        "git": run.git,
-        "environment": environment.environment(),
-        "device": environment.device(run.device),
-        "ceilings": run.ceilings,
-        "case": {"name": case.name, "shape": dict(case.shape), "options": dict(case.options)}
-        | {"extras": list(case.extras), "source": case.source},
-        "seed": seed,
-        **dict.fromkeys(record.RESULTS),
-        "numerics": asdict(entry.verdict) if entry.verdict else None,
-        "work": None if work is None else {"flops": work.flops, "bytes": work.bytes},
-    }
+    return record.blank(
+        op=case.op,
+        backend=entry.contender.name,
+        role=entry.contender.role,
+        case={"name": case.name, **case.content(), "source": case.source},
+        dtype=dtype,
+        mode=mode,
+        seed=seed,
+        status=entry.status,
+        reason=entry.reason,
+        numerics=asdict(entry.verdict) if entry.verdict else None,
+        work=None if mode == CHECK else asdict(_work(case, dtype, mode)),
+        run=run.run,
+        git=run.git,
+        environment=environment.environment(),
+        device=environment.device(run.device),
+        ceilings=run.ceilings,
+    )

@@ -83,15 +83,15 @@ class Bench:
 
     def __init__(self, run: runner.Run, case: Case, dtype: str, mode: str, contender: Contender):
         self.run, self.case, self.mode, self.contender, self.dtype = run, case, mode, contender, dtype
-        self.seed = secrets.randbits(31)
-        self.arguments: dict[str, Any] = case.make(self.seed, run.device, getattr(torch, dtype))
+        seed = secrets.randbits(31)
+        self.arguments: dict[str, Any] = case.make(seed, run.device, getattr(torch, dtype))
         self.operator = OPERATORS[case.op]
-        self.truth = oracle.solve(self.operator, case, self.arguments, self.seed, mode == "fwdbwd", run.oracle_share)
+        self.truth = oracle.solve(self.operator, case, self.arguments, seed, mode == "fwdbwd", run.oracle_share)
         eager = CONTENDERS[case.op, choose.YARDSTICK]
         self.yardstick = numerics.errors(self.operator, eager, self.arguments, self.truth)
 
     def call(self) -> Callable[[], Any]:
-        return runner.step(self.contender, self.case, self.arguments, self.mode == "fwdbwd", self.seed)
+        return runner.step(self.contender, self.case, self.arguments, self.mode == "fwdbwd")
 
     def rows(self) -> list[tuple[str, dict]]:
         """Return (op, row) of every tile that the call looks up."""

@@ -22,7 +22,7 @@ KINDS = {"int": int, "str": str, "bool": bool, "dict": dict}
 KINDS |= dict.fromkeys(("number", "rate", "amount"), (int, float))
 _MISSABLE = "may be missing: "
 
-#: field -> form: a kind ("int?": or null), {key: form} with * for every key, or [form] for a list with entries.
+#: field -> form: a kind ("int?": or null), {key: form} with * for every key, or [form] for a list.
 #: An object in a tuple may be null.
 FIELDS: dict[str, Any] = {
     "schema": "int",
@@ -71,8 +71,8 @@ FIELDS: dict[str, Any] = {
         | {_MISSABLE + "loop_cycles_at_least": "number?"},
     ),
 }
-#: fields of results: null in the record of a case that did not run
-RESULTS = tuple(FIELDS)[tuple(FIELDS).index("numerics") :]
+#: form of the line that a run writes before its records
+REQUEST = {"schema": "int", "run": "str", "requested": ["str"]}
 
 
 class BadRecord(ValueError):
@@ -91,14 +91,24 @@ def identity(op: str, backend: str, case: str, dtype: str, mode: str) -> str:
     return "/".join((op, backend, case, dtype, mode))
 
 
+def blank(**fields: Any) -> dict[str, Any]:
+    """Return a record with these fields, the time of now and its id. The others are null."""
+    id_ = identity(fields["op"], fields["backend"], fields["case"]["name"], fields["dtype"], fields["mode"])
+    return dict.fromkeys(FIELDS) | {"schema": SCHEMA, "at": now(), "id": id_} | fields
+
+
 def validate(record: Any) -> list[str]:
     """List the faults of `record`; empty if it is valid."""
     if not isinstance(record, dict):
         return [f"a record is an object; got {type(record).__name__}"]
     if type(record.get("schema")) is int and record["schema"] != SCHEMA:
         return [f"schema: expected {SCHEMA}; got {record['schema']}"]
-    wrong = [f"{name}: not a field of the schema" for name in record if name not in FIELDS]
-    return wrong + list(_faults(record, FIELDS, "")) or list(_meaning(record))
+    return _violations(record, FIELDS) or list(_meaning(record))
+
+
+def _violations(line: dict[str, Any], form: dict[str, Any]) -> list[str]:
+    """List the fields that a line of a file has and must not have, then the faults of the others."""
+    return [f"{name}: not a field of the schema" for name in line if name not in form] + list(_faults(line, form, ""))
 
 
 def _faults(value: Any, form: Any, path: str) -> Iterator[str]:
@@ -120,8 +130,6 @@ def _faults(value: Any, form: Any, path: str) -> Iterator[str]:
         elif form.startswith("amount") and value < 0:
             yield f"{path}: expected a number of at least 0; got {value}"
     elif isinstance(form, list):
-        if not value:
-            yield f"{path}: empty"
         for number, inner in enumerate(value):
             yield from _faults(inner, form[0], f"{path}.{number}")
     elif isinstance(form, dict):
@@ -145,6 +153,8 @@ def _meaning(record: dict[str, Any]) -> Iterator[str]:
     passed = record["status"] == "ok" and (record["numerics"] is None or record["numerics"]["passed"])
     if record["time"] is not None and not passed:
         yield "time: only a case that passed its check is timed"
+    if record["time"] is not None and not record["time"]["samples"]:
+        yield "time.samples: empty"
 
 
 class Writer:
@@ -171,11 +181,8 @@ class Writer:
         if self.path is None:
             return
         line = json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line.encode())
 
 
 def replace(path: Path, records: list[dict[str, Any]]) -> None:
@@ -269,14 +276,9 @@ def _renamed(line: Any) -> Any:
 
 def _unreadable(line: dict[str, Any]) -> list[str]:
     """List the faults of a line of requested ids."""
-    wrong = [f"{name}: not a field of a request" for name in line if name not in ("schema", "run", "requested")]
-    wrong += [] if line.get("schema") == SCHEMA else [f"schema: expected {SCHEMA}; got {line.get('schema')}"]
-    ids = line["requested"]
-    if not isinstance(line.get("run"), str):
-        wrong.append("run: expected a text")
-    if not isinstance(ids, list) or not all(isinstance(one, str) and one.count("/") == 4 for one in ids):
-        wrong.append("requested: expected a list of ids")
-    return wrong
+    wrong = [] if line.get("schema") == SCHEMA else [f"schema: expected {SCHEMA}; got {line.get('schema')}"]
+    wrong = wrong or _violations(line, REQUEST)
+    return wrong or [f"requested: expected an id; got {one}" for one in line["requested"] if one.count("/") != 4]
 
 
 def case_content(one: dict[str, Any]) -> dict[str, Any]:

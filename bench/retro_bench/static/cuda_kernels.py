@@ -57,7 +57,8 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
     for name, function in machine_code.functions(cubin).items():
         if not sass.writes(function.code):
             continue  # its body is for another architecture
-        threads, dynamic = shapes.get(plain_name(name), (None, None))
+        # a mangled name holds the function's own name behind its length
+        threads, dynamic = next((shapes[own] for own in shapes if f"{len(own)}{own}" in name), (None, None))
         warps = None if threads is None else threads // machines.LANES
         metrics = machine_code.metrics(name, source.arch, function, dynamic, warps)
         yield entry.row(source.path.stem, "cuda", f"{name}:sm{source.arch}", "any", metrics)
@@ -67,17 +68,3 @@ def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:
     """Read kernel -> (threads per block, dynamic shared bytes) from the headers next to the sources."""
     text = "\n".join(path.read_text() for path in sorted(folder.glob("*.h")))
     return {name.lower(): (int(threads), int(size)) for name, threads, size in LAUNCH_SHAPE.findall(text)}
-
-
-def plain_name(mangled: str) -> str:
-    """The function's own name in an Itanium symbol.
-
-    >>> plain_name("_ZN4topk16topk_chunks_scanILb0ELi8EEEvN5retro10TopkChunksE")
-    'topk_chunks_scan'
-    """
-    at = re.match(r"_ZN?", mangled)
-    rest, name = mangled[at.end() :] if at else "", mangled
-    while digits := re.match(r"\d+", rest):
-        end = digits.end() + int(digits[0])
-        name, rest = rest[digits.end() : end], rest[end:]
-    return name

@@ -13,28 +13,13 @@ class NoToolchain(RuntimeError):
 
 def row(op: str, backend: str, case: str, dtype: str, metrics: dict, values: dict | None = None) -> dict[str, Any]:
     """Return a record without its run id. values: arguments of the call, which tell one case from another."""
-    return dict.fromkeys(record.FIELDS) | {
-        "schema": record.SCHEMA,
-        "run": "",
-        "at": record.now(),
-        "id": identity(op, backend, case, dtype),
-        "op": op,
-        "backend": backend,
-        "role": "ours",
-        "dtype": dtype,
-        "mode": "static",
-        "status": "ok",
-        "git": environment.git_state(),
-        "environment": environment.environment() | {"nvcc": environment.nvcc_version()},
-        "device": {"type": "none", "name": f"compiled for {architecture(metrics['arch'])}"},
-        "case": {"name": case, "shape": record.described(values or {})},
-        "static": metrics,
-    }
-
-
-def architecture(arch: int | str) -> str:
-    """Return "sm_90" for 90, and the name of an AMD processor as it is."""
-    return f"sm_{arch}" if isinstance(arch, int) else arch
+    arch = metrics["arch"]
+    names = {"op": op, "backend": backend, "dtype": dtype, "mode": "static", "role": "ours", "status": "ok"}
+    tools = {"git": environment.git_state(), "environment": environment.environment()}
+    tools["environment"] |= {"nvcc": environment.nvcc_version()}
+    device = {"type": "none", "name": f"compiled for {f'sm_{arch}' if isinstance(arch, int) else arch}"}
+    content = {"name": case, "shape": record.described(values or {})}
+    return record.blank(**names, **tools, run="", device=device, case=content, static=metrics)
 
 
 def identity(op: str, backend: str, case: str, dtype: str) -> str:

@@ -100,7 +100,7 @@ def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object], dict[st
                 arguments = case.make(0, "cpu", getattr(torch, dtype))
                 for mode in case.modes:
                     if not contender.reason(case, dtype, "cuda"):
-                        call = runner.step(contender, case, arguments, mode == "fwdbwd", 0)
+                        call = runner.step(contender, case, arguments, mode == "fwdbwd")
                         values = {**case.shape, **case.options, **arguments}
                         yield case.op, contender.name, f"{case.name} {mode}", dtype, call, values
 
