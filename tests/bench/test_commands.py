@@ -14,6 +14,7 @@ from retro_bench.commands import estimate
 from retro_bench.measure import ceilings, runner
 from retro_bench.ops import relative_attention as baselines
 from retro_bench.records import environment, record
+from retro_bench.report.tables import align
 from tests.bench.helpers import PROFILE, QUICK, wrong
 
 
@@ -192,8 +193,7 @@ def test_tables_fit_a_terminal_of_80_columns(tiny, monkeypatch, capsys):
         "1000.0",
         "1500.0",
     )
-    estimate._shown([estimate.HEADER, (*cells, "tensor cores", "shared memory 72%")])
-    said = capsys.readouterr().out
+    said = align([estimate.HEADER, (*cells, "tensor cores", "shared memory 72%")], estimate.DROP)
     assert max(map(len, said.splitlines())) <= 80 and "relative_attention_backward  causal d64" in said
 
 

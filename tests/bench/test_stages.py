@@ -36,7 +36,7 @@ def test_the_flops_of_each_stage_are_those_of_its_products(threads, monkeypatch)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        forward, both = (stages._measured(attention(gradients)) for gradients in (False, True))
+        forward, both = (stages.of(attention(gradients)) for gradients in (False, True))
     finally:
         torch.set_num_threads(before)
     assert forward["scores"]["flops"] == forward["values"]["flops"] == PRODUCT

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..report.tables import align, notes
-from . import emulator, exits, options
+from . import emulator, exits, options, progress
 
 #: least part of its published times that plain flash attention's estimates are: attention comes out too fast
 ATTENTION, ATTENTIONS = 0.76, ("chunked_cross_attention", "relative_attention")
@@ -41,8 +41,9 @@ def execute(arguments: argparse.Namespace) -> int:
     selection.triton[:] = [one for one in selection.triton if options.launch_matches(one, arguments)]
     if not selection.triton:
         raise exits.UsageError("no shipped launch has such a kernel, case and type")
-    lines, totals = [HEADER], {}
+    lines, totals, shown = [HEADER], {}, progress.Progress(len(selection))
     for one, row in zip(selection.triton, table.rows(selection, None, 1), strict=True):
+        shown.step(one.id)
         name, case, _ = one.case.split(":")
         try:
             found = estimate(one.launch, machine, row["static"])
@@ -56,27 +57,15 @@ def execute(arguments: argparse.Namespace) -> int:
         totals.setdefault((one.op, case), []).append(found.seconds)
         if arguments.json:
             _write(arguments.json, one, machine, found)
-        _dot()
-    _shown(lines)
+    print(align(lines, DROP))
     for (op, case), seconds in totals.items():
         print(f"{op}, {case}: {1e6 * sum(seconds):.1f} us in {len(seconds)} launches")
     within = f"nine tenths of the calibration's rows are within {SPREAD:.0%}"
-    left = f"{len(selection.triton) + 1 - len(lines)} of {len(selection.triton)} launches were not estimated"
-    said = [f"estimated for one {machine.name}, not measured; {within}"] + [left] * (
-        len(lines) <= len(selection.triton)
-    )
+    said = [f"estimated for one {machine.name}, not measured; {within}"]
+    if left := len(selection) + 1 - len(lines):
+        said.append(f"{left} of {len(selection)} launches were not estimated")
     print("\n".join(notes(said)))
     return exits.OK if totals else exits.NOTHING_MEASURED
-
-
-def _dot() -> None:
-    """Show that a row is done."""
-    print(".", end="", file=sys.stderr, flush=True)
-
-
-def _shown(lines: list[tuple[str, ...]]) -> None:
-    print(file=sys.stderr)
-    print(align(lines, DROP))
 
 
 def interval(op: str, seconds: float) -> tuple[float, float]:

@@ -115,12 +115,12 @@ def _stages(record: dict) -> dict:
     """Return {"case", "in cache"}: the times of the stages, in the case of the record and in a case that fits in
     cache.
     """
-    from ..measure import stages
+    from ..measure import profilers, stages
 
-    op, case = record["op"], CASES[record["op"], record["case"]["name"]]
-    rest = (record["dtype"], record["mode"], record["seed"])
-    contender = CONTENDERS[op, record["backend"]]
-    return {"case": stages.of(contender, case, *rest), "in cache": stages.of(contender, stages.small(case), *rest)}
+    contender, case = CONTENDERS[record["op"], record["backend"]], CASES[record["op"], record["case"]["name"]]
+    rest = (record["dtype"], record["mode"], "cpu", record["seed"])
+    cases = {"case": case, "in cache": stages.small(case)}
+    return {name: stages.of(profilers.warmed(contender, one, *rest)) for name, one in cases.items()}
 
 
 def _stage_table(record: dict) -> list[tuple[str, ...]]:

@@ -29,10 +29,8 @@ def execute(arguments: argparse.Namespace) -> int:
         say(f"retro-bench: expected records of one machine: {why}")
         return exits.NOT_COMPARED
     latest = list(record.latest(records).values())
-    if arguments.format == "md":
-        text = markdown.table(latest, requested)
-    else:
-        text = html.page(latest, requested) if arguments.format == "html" else terminal.full(latest, requested)
+    draw = {"term": terminal.full, "md": markdown.table, "html": html.page}[arguments.format]
+    text = draw(latest, requested)
     if arguments.output is None:
         print(text)
         return exits.OK

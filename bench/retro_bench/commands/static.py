@@ -3,7 +3,7 @@
 Reads registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions and asynchronous copies;
 of the hot loop its issue slots and a lower bound in cycles. For AMD's processors it reads VGPRs, AGPRs, spilled VGPRs,
 stack bytes, LDS, CTAs per compute unit and the number of MFMA or WMMA instructions, from the assembly. Exit code 1 if a
-kernel could not launch (no CTA fits an SM); with --spills also if one spills.
+kernel could not launch (no CTA fits an SM).
 """
 
 import argparse
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
     add("--counters", action="store_true", help="execute one CTA of each launch on the emulator")
     add("--quiet", action="store_true", help="print no progress")
-    add("--spills", action="store_true", help="exit with 1 if any kernel spills")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -56,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if too_big:
         why = "more registers or shared memory than a block may have"
         print(f"{len(too_big)} CANNOT LAUNCH: {why}", *too_big, sep="\n  ")
-    return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
+    return exits.REGRESSION if too_big else exits.OK
 
 
 def _compile(selection, arguments: argparse.Namespace) -> list[dict[str, Any]]:

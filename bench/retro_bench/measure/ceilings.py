@@ -3,7 +3,6 @@
 No program reaches the rates of a datasheet, and a rented machine may be slower still.
 """
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch.nn.functional as F
 
 from ..records import environment
 from ..registry import Work
+from . import timing
+from .samples import Effort
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
 CACHED_COPY_BYTES = 2 << 20  # source and target stay in the last-level cache
@@ -20,9 +21,8 @@ GEMMS = {
     "cpu": ((1024, 1024, 1024), (2048, 1024, 512)),
     "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096)),
 }
-REPEATS = {"cpu": 5, "cuda": 20}
-LEAST_S, MOST_REPEATS = 0.2, 2000
-MOST_S = 0.5  # a call is not repeated after this time: torch's bfloat16 takes seconds on some processors
+#: a call of 0.5 s is not repeated: torch's bfloat16 takes seconds on some processors
+EFFORT = Effort(least=20, most=2000, seconds=0.2, slow_s=0.1, once_s=0.5)
 
 
 def measure(device: str) -> dict[str, Any]:
@@ -83,24 +83,8 @@ def _formulations(a, b, device: str):
 
 
 def _best(call, device: str) -> float:
-    """Return the least seconds of several calls. Short calls are repeated for LEAST_S, long ones end after MOST_S."""
-    times = []
-    with torch.no_grad():
-        while (len(times) <= REPEATS[device] and sum(times) < MOST_S) or (
-            sum(times) < LEAST_S and len(times) < MOST_REPEATS
-        ):
-            if device == "cuda":
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                call()
-                end.record()
-                end.synchronize()
-                times.append(begin.elapsed_time(end) * 1e-3)
-            else:
-                begun = time.perf_counter()
-                call()
-                times.append(time.perf_counter() - begun)
-    return min(times[1:] or times)
+    """Return the least seconds of several calls."""
+    return timing.one(call, device, EFFORT)["minimum"]
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:

@@ -48,9 +48,7 @@ def measured(one: triton_kernels.CompiledCase, estimate: dict, device: str) -> d
     effort = timing.Effort(most=3, seconds=0.0) if device == "cpu" else timing.Effort()
     stand_in = stub.device(int(one.arch)) if device == "cpu" else contextlib.nullcontext()
     with stand_in:
-        found = timing.measure({one.id: replaced(one.launch, fill).run}, device, effort)[one.id]
-    if isinstance(found, Exception):
-        raise found
+        found = timing.one(replaced(one.launch, fill).run, device, effort)
     same = {"same_code": one.fingerprint == estimate["fingerprint"], "bound": estimate["bound"]}
     times = {"predicted_us": estimate["predicted_us"], "measured_us": round(1e6 * found["median"], 2)}
     return {"mode": "predicted", "id": one.id, **times, **same, "device": environment.device(device)}

@@ -231,9 +231,7 @@ def _judge(run: Run, case: Case, entry: Entry, answers: Answers) -> dict[str, nu
 
 def _only(run: Run, call) -> dict[str, Any] | None:
     """Return the time of a slow call, which is its only sample. None if the call is fast: its first call compiled."""
-    took = timing.measure({"": call}, run.device, replace(run.effort, least=1, most=1))[""]
-    if isinstance(took, Exception):
-        raise took
+    took = timing.one(call, run.device, replace(run.effort, least=1, most=1))
     return took if took["minimum"] >= run.effort.once_s else None
 
 

@@ -1,8 +1,9 @@
 """Statistics of raw samples: the numbers of a record, and the estimate that ratios use. Needs no torch."""
 
-import statistics
 from dataclasses import dataclass
 from typing import Any
+
+import numpy
 
 
 @dataclass(frozen=True)
@@ -22,23 +23,8 @@ class Effort:
 
 def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:
     """Return samples in seconds with their minimum, median, p10 and p90."""
-    ordered = sorted(samples)
-    return {
-        "samples": samples,
-        "minimum": ordered[0],
-        "median": statistics.median(ordered),
-        "p10": quantile(ordered, 0.1),
-        "p90": quantile(ordered, 0.9),
-        "method": method,
-    }
-
-
-def quantile(ordered: list[float], share: float) -> float:
-    """Interpolate linearly between the order statistics of a sorted list."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    p10, median, p90 = map(float, numpy.quantile(samples, (0.1, 0.5, 0.9)))
+    return {"samples": samples, "minimum": min(samples), "median": median, "p10": p10, "p90": p90, "method": method}
 
 
 def estimate(record_time: dict[str, Any]) -> float:

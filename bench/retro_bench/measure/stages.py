@@ -13,8 +13,7 @@ import torch
 
 from retro_kernels import extensions
 
-from ..registry import Case, Contender
-from . import profilers
+from ..registry import Case
 
 LEAST_S, MOST_CALLS = 0.5, 500
 #: most queries, keys and rows of relative keys of a small case: with 64 floats each they fit in 1 MiB
@@ -33,15 +32,11 @@ def small(case: Case) -> Case:
     return dataclasses.replace(case, name=f"{case.name}, in cache", shape=shape)
 
 
-def of(contender: Contender, case: Case, dtype: str, mode: str, seed: int) -> dict[str, dict[str, float]]:
-    """Return {stage: {"seconds", "flops"}} of one call. The seconds are summed over threads.
+def of(call: Callable[[], Any]) -> dict[str, dict[str, float]]:
+    """Return {stage: {"seconds", "flops"}} of one call that was warmed up. The seconds are summed over threads.
 
     FLOPs are those of the stage's matrix products, padding included; a stage without a product has 0.
     """
-    return _measured(profilers.warmed(contender, case, dtype, mode, "cpu", seed))
-
-
-def _measured(call: Callable[[], Any]) -> dict[str, dict[str, float]]:
     extension, calls = extensions.extension("_cpu"), 0
     extension.start_stage_times()
     begun = time.perf_counter()

@@ -7,13 +7,15 @@ recorded too. Sampling ends early if samples agree. The inputs of a `Trial` are 
 """
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 
-from .samples import Effort, quantile, summary
+from .samples import Effort, summary
 from .trial import Trial
 
 WARMUPS = 2
@@ -31,6 +33,14 @@ def measure(
     """Return the `time` record of every call, or of its replay as a CUDA graph, or the exception that it raised."""
     found = dict(outcomes(calls, device, effort, graphs))
     return {name: found[name] for name in calls}
+
+
+def one(call: Callable[[], Any], device: str, effort: Effort) -> dict[str, Any]:
+    """Return the `time` record of a call. Raises what the call raises."""
+    found = measure({"": call}, device, effort)[""]
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def outcomes(
@@ -205,12 +215,12 @@ class _CudaSampler:
 
     def narrow(self, samples: list[float]) -> bool:
         """Whether the 10th and the 90th percentile agree."""
-        ordered = sorted(samples)
-        return quantile(ordered, 0.9) - quantile(ordered, 0.1) <= NARROW * quantile(ordered, 0.5)
+        low, middle, high = numpy.quantile(samples, (0.1, 0.5, 0.9))
+        return bool(high - low <= NARROW * middle)
 
     def more(self, name: str) -> dict[str, Any]:
         """Return host_s: the host's time until the call returns. No sample contains it: the host runs ahead."""
-        return {"host_s": quantile(sorted(self.host[name]), 0.5)}
+        return {"host_s": statistics.median(self.host[name])}
 
     def method(self, name: str) -> dict[str, Any]:
         how = {"clock": "device events", "cache": "cold L2", "threads": torch.get_num_threads()}

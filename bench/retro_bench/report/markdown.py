@@ -24,12 +24,12 @@ def table(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
     bad = [r for r in records if r["status"] in record.FAILED]
     lines += [f"- {wrong}"] if (wrong := summary.beyond(records)) else []
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
-    compiled = [r for r in records if r["static"]]
-    tables = (
-        [folded(HEADER.format(summary.statistic(records)), [_line(row) for row in timed])]
-        if timed or not compiled
-        else []
-    )
+    compiled, tables = [r for r in records if r["static"]], []
+    if timed or not compiled:
+        cells = [(row.record["op"], summary.cells(row)) for row in timed]
+        # memory is left out: a comment is narrow
+        rows = [line((f"{op}/{case}", *middle, margin)) for op, (case, *middle, _, margin) in cells]
+        tables.append(folded(HEADER.format(summary.statistic(records)), rows))
     if compiled:
         tables.append(folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled]))
     return "\n".join([MARKER, *lines, *(text for table in tables for text in ("", *table))]) + "\n"
@@ -52,11 +52,6 @@ def folded(header: str, lines: list[str]) -> list[str]:
         return [header, *shown]
     fold = ["", f"<details><summary>{len(hidden)} more</summary>", "", header, *hidden, "", "</details>"]
     return [header, *shown, *fold]
-
-
-def _line(row: summary.ReportRow) -> str:
-    case, *middle, _, margin = summary.cells(row)  # memory is left out: a comment is narrow
-    return "| " + " | ".join((f"{row.record['op']}/{case}", *middle, margin)) + " |"
 
 
 def escape(text: str) -> str:

@@ -1,6 +1,5 @@
 """Rows of every format: one for each op, case, type and mode, with its best rivals of the same run."""
 
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -72,24 +71,6 @@ def native(record: dict[str, Any]) -> bool:
         or record["device"].get("type") == "cuda"
         or any(name in wanted for name in record["environment"].get("isa") or ())
     )
-
-
-@dataclass(frozen=True)
-class Headline:
-    """Speed-ups over the fastest baseline in one type: the geometric mean of `count` rows, and the worst row."""
-
-    mean: float
-    worst: ReportRow
-    count: int
-
-
-def headline(rows: Iterable[ReportRow]) -> Headline | None:
-    """Summarise the compared rows. None if there are none."""
-    compared = [row for row in rows if row.rival_speedup]
-    if not compared:
-        return None
-    mean = statistics.geometric_mean(row.rival_speedup for row in compared)
-    return Headline(mean, min(compared, key=lambda row: row.rival_speedup), len(compared))
 
 
 def left_out(requested: Iterable[str], records: Iterable[dict[str, Any]]) -> list[str]:

@@ -1,5 +1,6 @@
 """Tables of records for a terminal: times, checks, compiled kernels, and the cases that did not run."""
 
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,9 @@ def _fast(records: list[dict[str, Any]]) -> list[str]:
         cells = []
         for dtype in types:
             own = (r for r in compared if r.record["dtype"] == dtype and op in ("all", r.record["op"]))
-            best = summary.headline(own)
-            cells += [summary.ratio(best.mean), summary.ratio(best.worst.rival_speedup)] if best else ["-", "-"]
+            ratios = [row.rival_speedup for row in own]
+            mean, worst = (statistics.geometric_mean(ratios), min(ratios)) if ratios else (None, None)
+            cells += [summary.ratio(mean), summary.ratio(worst)]
         table.append((op, *cells))
     said += [align(table)] if types else []
     emulated = ", ".join(dict.fromkeys(r.record["dtype"] for r in compared if not summary.native(r.record)))
