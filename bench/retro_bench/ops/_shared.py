@@ -5,6 +5,7 @@ Importing it loads no torch, because `list` and `--help` read every op.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -124,10 +125,34 @@ def skewed(band: Tensor, keys: int) -> Tensor:
     return flat[..., : n * (width - 1)].unflatten(-1, (n, width - 1))[..., :keys]
 
 
-def position_query(query: Tensor, rel_query: Tensor | None, position_bias: Tensor | None) -> Tensor:
-    """Return the query of the position logits, with its bias."""
-    rel_query = query if rel_query is None else rel_query
-    return rel_query if position_bias is None else rel_query + position_bias
+@dataclasses.dataclass
+class Attention:
+    """Arguments of both attentions that the baselines serve, and the tensors that they materialise from them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rel_key: Tensor | None = None
+    rel_query: Tensor | None = None
+    rel_start: int | None = None
+    content_bias: Tensor | None = None
+    position_bias: Tensor | None = None
+    scale: float | None = None
+
+    @property
+    def factor(self) -> float:
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def content(self) -> Tensor:
+        """Query of the content logits, with its bias."""
+        return self.query if self.content_bias is None else self.query + self.content_bias
+
+    @property
+    def position(self) -> Tensor:
+        """Query of the position logits, with its bias."""
+        rel_query = self.query if self.rel_query is None else self.rel_query
+        return rel_query if self.position_bias is None else rel_query + self.position_bias
 
 
 def position_bias(rel_query: Tensor, rel_key: Tensor, keys: int, lowest: int, rel_start: int | None) -> Tensor:

@@ -5,7 +5,8 @@ The baselines follow RETRO's listing 1: shift the queries by M-1, fold them into
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from ..registry import Case, Operator, Work
 from . import _shared as shared
@@ -88,26 +89,14 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return cut | {"query_start": start - low * m}
 
 
-class Arguments(NamedTuple):
+@dataclasses.dataclass
+class Arguments(shared.Attention):
     """Arguments of the op that the baselines serve, and their tensors folded by attended chunk."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    chunk_len: int
-    rel_key: Tensor | None = None
-    rel_query: Tensor | None = None
-    rel_start: int | None = None
-    content_bias: Tensor | None = None
-    position_bias: Tensor | None = None
+    chunk_len: int = 0
     neighbour_mask: Tensor | None = None
     neighbour_gate: Tensor | None = None
-    scale: float | None = None
     query_start: int = 0
-
-    @property
-    def factor(self) -> float:
-        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     def fold(self, query: Tensor) -> Tensor:
         """Fold [B,N,H,D] by attended chunk to [B,C,M,H,D], with zero rows before the first and after the last token."""
@@ -130,19 +119,18 @@ class Arguments(NamedTuple):
 
     def folded(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return query [B,C,M,H,D] with its content bias, and gated key and value [B,C,K*R,H,D]."""
-        query = self.query if self.content_bias is None else self.query + self.content_bias
         sides = [self.attended(t) for t in (self.key, self.value)]
         if self.neighbour_gate is not None:
             sides = [t * self.attended(self.neighbour_gate)[..., None, None, None] for t in sides]
-        return self.fold(query), *(shared.repeat_groups(t.flatten(2, 3), query.shape[2]) for t in sides)
+        heads = self.query.shape[2]
+        return self.fold(self.content), *(shared.repeat_groups(t.flatten(2, 3), heads) for t in sides)
 
     def bias(self) -> Tensor | None:
         """Return the position logits [B,C,H,M,R], the same for all K neighbours."""
         if self.rel_key is None:
             return None
-        rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
         length = self.key.shape[3]
-        return shared.position_bias(self.fold(rel_query), self.rel_key, length, 1 - length, self.rel_start)
+        return shared.position_bias(self.fold(self.position), self.rel_key, length, 1 - length, self.rel_start)
 
     def visible(self) -> Tensor | None:
         """Return the visible neighbour tokens, bool [B,C,1,1,K*R]."""

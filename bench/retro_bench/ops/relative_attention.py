@@ -5,8 +5,9 @@ The baselines are the whole [N,S] matrix in PyTorch, SDPA with the position logi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..registry import Case, Operator, Work
 from . import _shared as shared
@@ -114,37 +115,21 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return cut
 
 
-class Arguments(NamedTuple):
+@dataclasses.dataclass
+class Arguments(shared.Attention):
     """Arguments of the op that the baselines serve, and the tensors that they materialise from them."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    rel_key: Tensor | None = None
-    rel_query: Tensor | None = None
-    rel_start: int | None = None
-    content_bias: Tensor | None = None
-    position_bias: Tensor | None = None
     causal: bool = False
     causal_gap: int = 0
     window: int | None = None
     query_offset: int | None = None
     key_mask: Tensor | None = None
-    scale: float | None = None
 
     @property
     def offset(self) -> int:
         if self.query_offset is not None:
             return self.query_offset
         return self.key.shape[1] - self.query.shape[1] if self.causal else 0
-
-    @property
-    def content(self) -> Tensor:
-        return self.query if self.content_bias is None else self.query + self.content_bias
-
-    @property
-    def factor(self) -> float:
-        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
     def first_row(self) -> int:
@@ -181,8 +166,7 @@ class Arguments(NamedTuple):
             return None
         n, keys, rows = self.query.shape[1], self.key.shape[1], self.rel_key.shape[1]
         if 4 * rows >= n + keys - 1:
-            rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
-            return shared.position_bias(rel_query, self.rel_key, keys, self.offset - (keys - 1), self.rel_start)
+            return shared.position_bias(self.position, self.rel_key, keys, self.offset - (keys - 1), self.rel_start)
         i, j = (torch.arange(size, device=self.query.device) for size in (n, keys))
         column = i[:, None] + (self.offset - self.first_row + 1) - j
         band = self.padded_band()
@@ -190,8 +174,7 @@ class Arguments(NamedTuple):
 
     def padded_band(self) -> Tensor:
         """Return the position logits of every row of the table, [B,H,N,T+2]. Both ends are 0, for what lies outside."""
-        rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
-        band = torch.einsum("bnhe,hte->bhnt", rel_query, self.rel_key.expand(rel_query.shape[2], -1, -1))
+        band = torch.einsum("bnhe,hte->bhnt", self.position, self.rel_key.expand(self.query.shape[2], -1, -1))
         return torch.nn.functional.pad(band, (1, 1))
 
 

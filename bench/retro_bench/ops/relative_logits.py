@@ -59,7 +59,7 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 
 def eager(query, rel_key, *, key_len, rel_start=None, position_bias=None, query_offset=0) -> torch.Tensor:
     """Write the whole band [N, N+key_len-1], then skew it."""
-    rel_query = shared.position_query(query, None, position_bias)
+    rel_query = query if position_bias is None else query + position_bias
     return shared.position_bias(rel_query, rel_key, key_len, query_offset - (key_len - 1), rel_start)
 
 

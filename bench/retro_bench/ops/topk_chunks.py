@@ -51,25 +51,22 @@ CASES = [
 def arguments(case, draw) -> dict[str, Any]:
     s = case.shape
     docs = DOCUMENTS if "query_doc" in case.extras else 0
-    return inputs.topk(
-        **{x: s[x] for x in "BQSDk"}, shared=s.get("key_batch") == 1, docs=docs, draw=draw, **case.options
-    )
+    return inputs.topk(**{x: s[x] for x in "BQSDk"}, docs=docs, draw=draw, **case.options)
 
 
 def work(case, itemsize: int, mode: str) -> Work:
     s, options = case.shape, case.options
     b, q, keys, d, k = (s[x] for x in "BQSDk")
-    key_batch = s.get("key_batch", b)
     pairs = q * keys
     if (gap := options.get("causal_gap")) is not None:
         offset = options.get("query_offset", 0)
         pairs = sum(min(max(i + offset - gap + 1, 0), keys) for i in range(q))
     output_bytes = b * q * k * (4 + INDEX_BYTES)
-    forward = Work(2.0 * b * pairs * d, (b * q * d + key_batch * keys * d) * itemsize + output_bytes)
+    forward = Work(2.0 * b * pairs * d, (b * q * d + b * keys * d) * itemsize + output_bytes)
     if mode != "fwdbwd":
         return forward
     slots = b * q * k
-    return forward + Work(4.0 * slots * d, (2 * b * q * d + slots * d + key_batch * keys * d) * itemsize + output_bytes)
+    return forward + Work(4.0 * slots * d, (2 * b * q * d + slots * d + b * keys * d) * itemsize + output_bytes)
 
 
 def row_elements(case) -> float:
