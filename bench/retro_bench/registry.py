@@ -170,7 +170,11 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
         raise TypeError(f"register: expected an Operator, a Case or a Contender; got {type(item).__name__}")
     op = item.name if isinstance(item, Operator) else item.op
     key = item.name if isinstance(item, Operator) else (op, item.name)
-    _check_name(item.name, None if isinstance(item, Operator) else op)
+    if op not in OPERATORS and not isinstance(item, Operator):
+        raise ValueError(f"register: op {op!r} is not an operator; known: {', '.join(OPERATORS)}")
+    if not item.name or "/" in item.name:
+        parts = "which separates the parts of a record's id"
+        raise ValueError(f"register: expected a name without '/', {parts}; got {item.name!r}")
     if isinstance(item, Operator) and item.rows is not None and not item.differentiable:
         raise ValueError(
             f"register: operator {item.name!r} has rows, which cut the first differentiable input; it has none"
@@ -198,14 +202,6 @@ def plugin(name: str) -> Iterator[None]:
         yield
     finally:
         _loading.pop()
-
-
-def _check_name(name: str, op: str | None) -> None:
-    if op is not None and op not in OPERATORS:
-        raise ValueError(f"register: op {op!r} is not an operator; known: {', '.join(OPERATORS)}")
-    if not name or "/" in name:
-        parts = "which separates the parts of a record's id"
-        raise ValueError(f"register: expected a name without '/', {parts}; got {name!r}")
 
 
 def _check_case(case: Case) -> None:

@@ -2,7 +2,7 @@
 
 import retro_bench
 import retro_kernels as rk
-from retro_bench.static import table
+from retro_bench.static import entry
 
 QUICK = ["--device", "cpu", "--quiet", "--op", "relative_attention"]
 PROFILE = ["profile", *QUICK, "--backend", "reference", "--mode", "fwd"]
@@ -38,4 +38,4 @@ def static_record(op="topk_chunks", values=None, **metrics):
         "loop_tensor_instructions": 8,
         "loop_cycles_at_least": 100.0,
     }
-    return table.row(op, "triton", "scan:a:sm90", "float16", usual | metrics, values) | {"run": "r"}
+    return entry.row(op, "triton", "scan:a:sm90", "float16", usual | metrics, values) | {"run": "r"}

@@ -153,11 +153,8 @@ def _build(command: str | None, base: Path, root: Path, say: ab.Say) -> None:
         say("no --build: both trees are used as they are")
         return
     say("building both trees")
-    for tree, like in ((root, None), (base, root)):
-        if command:
-            ab.build_by(command, tree)
-        else:
-            ab.build(tree, like)
+    ab.build(root, command)
+    ab.build(base, command, like=root)
 
 
 def _items(

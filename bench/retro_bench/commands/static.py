@@ -9,7 +9,6 @@ kernel could not launch (no CTA fits an SM).
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from ..records import record
 from ..report import terminal
@@ -33,15 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     arches = options.arches(arguments.arch)
     emulator.required()
-    from ..static import table as static
+    from ..static import entry, table
 
     try:
+        selected = table.select(arches, options.parts(arguments), _ids(arguments.only) if arguments.only else None)
         if arguments.fingerprints:
-            arguments.fingerprints.write_text(json.dumps(static.listing(arches, options.parts(arguments)), indent=1))
+            hashes = {unit.id: unit.fingerprint for unit in (*selected.triton, *selected.cuda)}
+            arguments.fingerprints.write_text(json.dumps(hashes, indent=1))
             return exits.OK
-        only = _ids(arguments.only) if arguments.only else None
-        records = _compile(static.select(arches, options.parts(arguments), only), arguments)
-    except static.NoToolchain as e:
+        writer, records = record.Writer(arguments.json), []
+        shown = progress.Progress(len(selected), arguments.quiet)
+        for item in table.rows(selected, arguments.keep, arguments.jobs, arguments.counters):
+            shown.step(item["id"])
+            records.append(item)
+            writer.write(item)
+    except entry.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not records:
         progress.say("nothing to compile: no launch has such an id")
@@ -56,18 +61,6 @@ def execute(arguments: argparse.Namespace) -> int:
         why = "more registers or shared memory than a block may have"
         print(f"{len(too_big)} CANNOT LAUNCH: {why}", *too_big, sep="\n  ")
     return exits.REGRESSION if too_big else exits.OK
-
-
-def _compile(selection, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of a `table.StaticSelection`. Each is written to the file as soon as it is compiled."""
-    from ..static import table as static
-
-    writer, records, shown = record.Writer(arguments.json), [], progress.Progress(len(selection), arguments.quiet)
-    for item in static.rows(selection, arguments.keep, arguments.jobs, arguments.counters):
-        shown.step(item["id"])
-        records.append(item)
-        writer.write(item)
-    return records
 
 
 def _ids(path: Path) -> list[str]:

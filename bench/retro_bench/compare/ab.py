@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -331,34 +332,25 @@ def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
             subprocess.run([*worktree, "remove", "--force", str(path)], capture_output=True)
 
 
-def build_by(command: str, tree: Path) -> None:
-    """Run a repository's own lines of bash in a tree, up to the first that fails.
+def build(tree: Path, command: str | None = None, like: Path | None = None) -> None:
+    """Build a tree by lines of bash, up to the first that fails; without them, its extensions by its setup.py.
 
-    Raises RuntimeError with the last line of their output.
+    like: a tree that is built; its extensions are copied where the C++ is the same. Raises RuntimeError with the first
+    error.
     """
+    if command is None:
+        if not (tree / "setup.py").exists():
+            return
+        if like is not None and sources(tree) == sources(like):
+            for binary in (like / "retro_kernels").glob("*.so"):
+                shutil.copy2(binary, tree / "retro_kernels")
+            return
+        command = f"{shlex.quote(sys.executable)} setup.py -q build_ext --inplace"
     done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", command], cwd=tree, capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise RuntimeError(f"--build {command!r} failed in {tree.name}: {last}")
-
-
-def build(tree: Path, like: Path | None = None) -> None:
-    """Build the tree's extensions by its setup.py. Raises RuntimeError with the compiler's first error.
-
-    like: a tree that is built; its binaries are copied where the C++ is the same.
-    """
-    if not (tree / "setup.py").exists():
-        return
-    if like is not None and sources(tree) == sources(like):
-        for binary in (like / "retro_kernels").glob("*.so"):
-            shutil.copy2(binary, tree / "retro_kernels")
-        return
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
-    said = done.stderr.strip() + done.stdout.strip()
+    said = f"{done.stdout}{done.stderr}".strip() or "no output"
     # The setup.py of an older tree only warns of a failure and leaves an old binary, which must not be measured.
     if done.returncode or re.search(r"building extension .* failed", said):
-        first = next((line for line in said.splitlines() if "error" in line), (said or "no output").splitlines()[-1])
+        first = next((line for line in said.splitlines() if "error" in line), said.splitlines()[-1])
         raise RuntimeError(f"build of {tree.name} failed: {first}")
 
 

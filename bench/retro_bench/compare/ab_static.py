@@ -45,7 +45,7 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
         _static = functools.partial(static, head, plugins, arches, parts, folder)
-        before, after = _both(_listing, base, head, _static, folder, say)
+        before, after = _both(_listing, base, head, _static, folder)
         if after is None:
             return Comparison(len(before or ()), 0, [f"head: {_last_words(folder / 'head.log')}"])
         if before is None:
@@ -76,12 +76,10 @@ def _both(what: Callable, base: Path, head: Path, *rest) -> list:
         return list(pool.map(lambda tree: what(*tree, *rest), (("base", base), ("head", head))))
 
 
-def _listing(side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Say) -> dict[str, str] | None:
+def _listing(side: str, tree: Path, static: Callable[..., bool], folder: Path) -> dict[str, str] | None:
     path = folder / f"{side}-listing.json"
-    if static(side, tree, ["--fingerprints", str(path)]) and path.exists():
-        return json.loads(path.read_text())
-    say(f"static metrics of {side}: {_last_words(folder / f'{side}.log')}")
-    return None
+    done = static(side, tree, ["--fingerprints", str(path)]) and path.exists()
+    return json.loads(path.read_text()) if done else None
 
 
 def _rows(side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Say) -> list[dict[str, Any]] | None:

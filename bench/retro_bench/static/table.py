@@ -11,15 +11,6 @@ from typing import Any
 
 from ..records import record
 from . import cuda_kernels, triton_kernels
-from .entry import NoToolchain, row
-
-__all__ = ["NoToolchain", "StaticSelection", "listing", "row", "rows", "select"]
-
-
-def listing(arches: list[int | str], parts: tuple[str, ...] | None) -> dict[str, str]:
-    """Return id -> fingerprint of every kernel that `rows` would compile, without compiling it. Raises NoToolchain."""
-    units = select(arches, parts)
-    return {unit.id: unit.fingerprint for unit in [*units.triton, *units.cuda]}
 
 
 @dataclass(frozen=True)
