@@ -12,7 +12,7 @@ import torch
 import retro_bench
 import retro_kernels as rk
 from retro_bench.measure import choose as plan
-from retro_bench.measure import runner, samples, timing
+from retro_bench.measure import profilers, runner, samples, timing
 from retro_bench.records import environment, record
 
 OUT = environment.ROOT / "bench" / "out" / "pytest-benchmark.jsonl"
@@ -22,24 +22,12 @@ RUN = runner.Run("cpu", effort=samples.Effort(most=1))  # checks each call and t
 
 def measurements():
     """Every kernel (the reference where there is none), case, type and mode of the default CPU selection."""
-    selection = plan.Selection("cpu", baselines=())
-    for case in plan.cases(selection):
-        for contender in plan.contenders(case, selection):
-            if contender.role == "baseline" or contender.reason(case, None, "cpu"):
-                continue
-            for dtype in plan.dtypes(case, selection):
-                for mode in case.modes:
-                    yield pytest.param(
-                        case,
-                        contender,
-                        dtype,
-                        mode,
-                        id=record.identity(case.op, contender.name, case.name, dtype, mode),
-                    )
+    for name, *parts in profilers.kernels(plan.Selection("cpu", baselines=())):
+        yield pytest.param(*parts, id=name)
 
 
-@pytest.mark.parametrize(("case", "contender", "dtype", "mode"), list(measurements()))
-def test_kernel(benchmark, case, contender, dtype, mode):
+@pytest.mark.parametrize(("contender", "case", "dtype", "mode"), list(measurements()))
+def test_kernel(benchmark, contender, case, dtype, mode):
     eager = retro_bench.CONTENDERS[case.op, plan.YARDSTICK]
     made = record.latest(list(runner.run_case(RUN, case, dtype, [mode], [eager, contender])))
     done = made[record.identity(case.op, contender.name, case.name, dtype, mode)]

@@ -12,6 +12,7 @@ as in a softmax; a zero or a wrong sign then fails. Outputs that cross zero have
 import contextlib
 import math
 import random
+import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -202,15 +203,11 @@ def together(draws: list[dict[str, Errors]]) -> dict[str, Errors]:
             return Errors(None, None)
         gap = math.hypot(*(e.frobenius * (e.size or 1.0) for e in found))
         norm = gap / (math.hypot(*(e.size or 0.0 for e in found)) or 1.0)
-        row, element, typical = (mean([getattr(e, part) for e in found]) for part in ("row", "element", "typical"))
+        parts = ([getattr(e, name) for e in found] for name in ("row", "element", "typical"))
+        row, element, typical = (None if None in part else statistics.fmean(part) for part in parts)
         return Errors(norm, max(e.maximum for e in found), row if element is not None else norm, element, typical)
 
     return {name: of([errors[name] for errors in draws if name in errors]) for name in draws[0]}
-
-
-def mean(values: list[float | None]) -> float | None:
-    """Return the mean; None if one of the values is missing."""
-    return None if None in values else math.fsum(values) / len(values)
 
 
 def gross(verdict: Verdict) -> bool:

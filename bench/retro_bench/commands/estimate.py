@@ -6,10 +6,10 @@ instructions by a scoreboard. ptx_emulator/estimate/model.py lists its simplific
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from ..records import record
 from ..report.tables import align, notes
 from . import emulator, exits, options, progress
 
@@ -83,11 +83,5 @@ def _write(path: Path, one, machine, found) -> None:
         "fingerprint": one.fingerprint,
         "predicted_us": round(1e6 * found.seconds, 2),
         "interval_us": [round(1e6 * time, 2) for time in interval(one.op, found.seconds)],
-        "bound": found.bound,
-        "shares": found.shares,
-        "waves": round(found.waves, 3),
-        "hbm_bytes": found.hbm_bytes,
-        "l2_bytes": found.l2_bytes,
     }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    record.append(path, row | {name: value for name, value in vars(found).items() if name != "seconds"})

@@ -4,7 +4,6 @@ Prints a line for each contender, then one for each case. A star marks the defau
 """
 
 import argparse
-import textwrap
 
 from ..measure import choose
 from ..records import environment
@@ -39,9 +38,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _show(line: str) -> None:
     """Print a line, folded at a terminal's width."""
-    room, indent = tables.width(), " " * 12
-    folded = textwrap.wrap(line, room, subsequent_indent=indent, break_on_hyphens=False) if room else [line]
-    print("\n".join(one.rstrip() for one in folded))
+    print(*tables.notes([line], indent=" " * 12))
 
 
 def _status(contender: Contender, cases: list[Case], device: str) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..measure import choose
 from ..measure.pace import Pace
+from ..records import record
 from ..registry import CONTENDERS
 from ..report import summary, tables
 from . import emulator, exits, options
@@ -128,8 +129,7 @@ def _finished(path: Path | None) -> set[str]:
 
 def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
     rows = [{"op": t.op, "before": t.before, "best": t.best.row, "trials": list(map(_trial, t.trials))} for t in found]
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"tuned": name, "rows": rows}) + "\n")
+    record.append(path, {"tuned": name, "rows": rows})
 
 
 def _trial(trial: tune.Trial) -> dict:

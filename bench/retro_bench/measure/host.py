@@ -8,6 +8,7 @@ runs on a stub of a GPU (`retro_kernels.testing.stub`) that launches nothing. CP
 import contextlib
 import itertools
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,15 +43,9 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), ops: tuple[str, ...] 
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    for _ in range(20):
-        run()
-    least = float("inf")
-    for _ in range(BATCHES):
-        begun = time.thread_time()
-        for _ in range(CALLS):
-            run()
-        least = min(least, (time.thread_time() - begun) / CALLS)
-    return least
+    timer = timeit.Timer(run, "import gc; gc.enable()", time.thread_time)
+    timer.timeit(20)
+    return min(timer.repeat(BATCHES, CALLS)) / CALLS
 
 
 @contextlib.contextmanager

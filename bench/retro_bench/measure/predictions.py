@@ -18,7 +18,7 @@ import torch
 from ptx_emulator.memory import elements, replaced
 from retro_kernels.testing import stub
 
-from ..records import environment
+from ..records import environment, record
 from ..report.tables import align
 from ..static import triton_kernels
 from . import timing
@@ -78,23 +78,16 @@ def main(device: str, seconds: str, file: str, part: str = "") -> int:
             print(f"{identity}: not launched by this tree any more", file=sys.stderr)
         elif not pace.over():
             rows.append(row := measured(shipped[identity], estimate, device))
-            with open(file, "a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
+            record.append(Path(file), row)
     if not rows:
         print(f"no estimates for {name}" if not estimates else "nothing was timed", file=sys.stderr)
         return 3 if estimates and pace.over() else 5
-    lines = [
-        (
-            row["id"].split("/", 2)[2].removesuffix("/static"),
-            f"{row['predicted_us']:.1f}",
-            f"{row['measured_us']:.1f}",
-            f"{row['measured_us'] / row['predicted_us']:.2f}",
-            row["bound"],
-            "" if row["same_code"] else "changed since",
-        )
-        for row in rows
-    ]
-    print(align([HEADER, *lines]))
+    lines = [HEADER]
+    for row in rows:
+        before, now = row["predicted_us"], row["measured_us"]
+        name, code = row["id"].split("/", 2)[2].removesuffix("/static"), "" if row["same_code"] else "changed since"
+        lines.append((name, f"{before:.1f}", f"{now:.1f}", f"{now / before:.2f}", row["bound"], code))
+    print(align(lines))
     print(summary(rows))
     return 3 if pace.over() else 0
 

@@ -31,8 +31,7 @@ def measure(
     calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
 ) -> dict[str, dict[str, Any] | Exception]:
     """Return the `time` record of every call, or of its replay as a CUDA graph, or the exception that it raised."""
-    found = dict(outcomes(calls, device, effort, graphs))
-    return {name: found[name] for name in calls}
+    return dict(outcomes(calls, device, effort, graphs))
 
 
 def one(call: Callable[[], Any], device: str, effort: Effort) -> dict[str, Any]:

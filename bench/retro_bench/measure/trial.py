@@ -8,7 +8,7 @@ of its calls count and which are compared.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,8 +48,8 @@ class Answers:
     arguments: dict[str, Any]
     kinds: tuple[torch.dtype, ...]
     solve: Callable[[bool], Oracle]
-    sealed: tuple[Sealed | None, ...] = ()
-    upstream: tuple[Tensor | None, ...] = ()
+    sealed: dict[int, Sealed] = field(default_factory=dict)
+    upstream: dict[int, Tensor | None] = field(default_factory=dict)
     yardstick: dict[str, numerics.Errors] | None = None
     more: Callable[[Contender], tuple[Draws, Draws]] | None = None
 
@@ -70,15 +70,9 @@ class Answers:
             "the result shares memory with that of an earlier call" if checked_inputs.shared(results, others) else None
         )
 
-    def add(self, truth: Oracle) -> None:
-        """Seal the answers for the next set of values."""
-        self.sealed += (Sealed(truth),)
-        self.upstream += (truth.upstream,)
-
-    def skip(self) -> None:
-        """Leave the next set of values without answers: it is never compared."""
-        self.sealed += (None,)
-        self.upstream += (None,)
+    def add(self, number: int, truth: Oracle) -> None:
+        """Seal the answers for a set of values."""
+        self.sealed[number], self.upstream[number] = Sealed(truth), truth.upstream
 
     def measured(self, results, grads, truth: Oracle, few: bool = False) -> dict[str, numerics.Errors]:
         """Compare results that another call or the contender can no longer change."""

@@ -10,22 +10,14 @@ from typing import Any
 GIB = 2**30
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    if isinstance(value, dict):
-        return " ".join(f"{name}={inner}" for name, inner in sorted(value.items()))
-    return str(value)
-
-
 def identity(record: dict[str, Any]) -> dict[str, str]:
     """Return the fields of a record that identify its machine, without those that it lacks."""
     device, environment = record["device"], record["environment"]
-    size = device.get("memory_bytes")
+    size, isa = device.get("memory_bytes"), environment.get("isa")
     fields = {
         "device": device.get("name"),
         "arch": device.get("arch"),
-        "isa": environment.get("isa"),
+        "isa": " ".join(map(str, isa)) if isinstance(isa, list) else isa,
         "cores": environment.get("cores"),
         "caches": device.get("caches"),
         # rounded, because the system reserves another amount at each boot
@@ -33,7 +25,7 @@ def identity(record: dict[str, Any]) -> dict[str, str]:
         "threads": environment.get("threads"),
         "torch": environment.get("torch"),
     }
-    return {name: _text(value) for name, value in fields.items() if value is not None}
+    return {name: str(value) for name, value in fields.items() if value is not None}
 
 
 def difference(a: Iterable[dict[str, Any]], b: Iterable[dict[str, Any]]) -> str | None:

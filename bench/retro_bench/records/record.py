@@ -178,11 +178,14 @@ class Writer:
         self._append(record)
 
     def _append(self, line: dict[str, Any]) -> None:
-        if self.path is None:
-            return
-        line = json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(line.encode())
+        if self.path is not None:
+            append(self.path, line)
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Append an object to a file of JSON lines, in one write."""
+    with open(path, "ab", buffering=0) as file:
+        file.write((json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode())
 
 
 def replace(path: Path, records: list[dict[str, Any]]) -> None:

@@ -66,9 +66,9 @@ def _timed(rows: list[summary.ReportRow]) -> str:
     for row in rows:
         record = row.record
         case, dtype, mode, backend, *shown = summary.cells(row)
-        size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
-        values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, row.margin]
-        styles = ["", "", "", ALARM * ((row.fraction or 0) > 1), "", ALARM * ((row.margin or 0) > 1)]
+        size, margin = record["memory"]["peak_extra_bytes"] if record["memory"] else None, summary.margin(record)
+        values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, margin]
+        styles = ["", "", "", ALARM * ((row.fraction or 0) > 1), "", ALARM * ((margin or 0) > 1)]
         names = [(text, text, "") for text in (record["op"], case, dtype, mode, backend)]
         lines.append([*names, *zip(shown, values, styles, strict=True)])
     return _table("timed", ("op", *summary.columns(row.record for row in rows)), lines)

@@ -41,11 +41,6 @@ class ReportRow:
         roofline = self.record["roofline"]
         return roofline["fraction"] if roofline else None
 
-    @property
-    def margin(self) -> float | None:
-        """Worst error over its limit. Above 1 the check failed."""
-        return margin(self.record)
-
 
 def rows(records: list[dict[str, Any]]) -> list[ReportRow]:
     """Return the rows of our backends and references. Baselines appear as their rivals."""
@@ -110,7 +105,7 @@ def cells(row: ReportRow) -> tuple[str, ...]:
     names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
     own = duration(row.seconds) + ", 1 sample" * once(record["time"])
     times = (own, ratio(row.speedup), rival, percent(row.fraction))
-    return (*names, *times, megabytes(record), number(row.margin))
+    return (*names, *times, megabytes(record), number(margin(record)))
 
 
 def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
@@ -155,6 +150,7 @@ def once(time: dict[str, Any] | None) -> bool:
 
 
 def margin(record: dict[str, Any]) -> float | None:
+    """Return the worst error over its limit. Above 1 the check failed."""
     if not record["numerics"]:
         return None
     return max(map(relative, record["numerics"]["tensors"].values()), default=None)

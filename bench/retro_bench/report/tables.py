@@ -39,11 +39,11 @@ def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = ()) -> str:
     return "\n".join([text, *notes([f"({', '.join(gone)}: left out, the terminal is narrow)"])])
 
 
-def notes(lines: list[str]) -> list[str]:
+def notes(lines: list[str], indent: str = "  ") -> list[str]:
     """Wrap sentences to the terminal, with a hanging indent."""
     if (room := width()) is None:
         return lines
-    return [textwrap.fill(line, room, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    return [textwrap.fill(line, room, subsequent_indent=indent, break_on_hyphens=False) for line in lines]
 
 
 def _natural(table: list[tuple[str, ...]], kept: list[int]) -> int:
