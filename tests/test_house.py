@@ -42,7 +42,7 @@ BUDGETS = {
     "retro_kernels": 10_000,
     "retro_kernels/core": 920,
     "retro_model": 17_100,  # 400 of them ask questions and compare their answers
-    "bench/retro_bench": 8_200,  # 500 compare results of timed calls, 200 run the benchmarks of pytest-benchmark
+    "bench/retro_bench": 8_000,  # 500 compare results of timed calls, 200 run the benchmarks of pytest-benchmark
     "ptx_emulator": 6_650,  # 300 order and schedule warps that part, 350 execute clusters: several CTAs at once
     "ptx_emulator/tests": 2_950,  # 150 of them exchange between the CTAs of clusters, in PTX, Triton and Gluon
     "bench/foreign": 900,  # calls of other projects' kernels, for the table of the README of ptx_emulator
