@@ -1,1 +1,1 @@
-"""Rendering of records: terminal, Markdown, HTML, PNG."""
+"""Rendering of records: terminal, Markdown, HTML."""
