@@ -98,9 +98,10 @@ INTERPRETED_AT_NIGHT = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    shortened = INTERPRETER and "RETRO_KERNELS_FUZZ" not in os.environ  # which asks for long runs
     for item in items:
         name = item.nodeid.rpartition("/")[2]
-        if INTERPRETER and name.startswith(INTERPRETED_AT_NIGHT) and not name.endswith("-80]"):
+        if shortened and name.startswith(INTERPRETED_AT_NIGHT) and not name.endswith("-80]"):
             item.add_marker("nightly")
 
 

@@ -14,6 +14,7 @@ import pytest
 import retro_kernels as rk
 from retro_kernels.core import dispatch
 from tests import trees
+from tests.conftest import INTERPRETED_AT_NIGHT
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "retro_kernels"
@@ -128,6 +129,12 @@ def test_only_commands_import_commands():
     for path in [*MODELS.rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *(ROOT / "demos").rglob("*.py")]:
         if commands not in path.parents and path != MODELS / "__main__.py":
             assert not [name for name in imported(path) if name.startswith("retro_model.commands")], path
+
+
+def test_tests_that_are_interpreted_at_night_exist():
+    for entry in INTERPRETED_AT_NIGHT:
+        file, name = entry.partition("[")[0].split("::")
+        assert f"def {name}(" in (ROOT / "tests" / "ops" / file).read_text(), entry
 
 
 @pytest.mark.parametrize("folder", BUDGETS)

@@ -1,7 +1,7 @@
 """Every Triton kernel compiles for every architecture without a GPU, and none spills but those listed here.
 
 A selection: on sm_90 the presets below, and of the other calls the first of each kernel in bfloat16 and in float32; on
-sm_89, sm_100 and gfx942, and each night on sm_120 and AMD's other processors, the calls that need the most shared
+sm_100 and gfx942, and each night on sm_89, sm_120 and AMD's other processors, the calls that need the most shared
 memory. With RETRO_KERNELS_EVERY_LAUNCH=1, as each night, all 530 to 570 of every architecture, some seven minutes of a
 core each.
 """
