@@ -57,7 +57,7 @@ def test_a_build_that_fails_and_a_folder_that_is_no_repository_are_said(reposito
     (repository / "decay.cpp").write_text("no C++")
     done = foreign.gate(repository, "--no-static")
     assert done.returncode == 4, done.stdout + done.stderr
-    assert "build of repository failed: decay.cpp:1:1: error" in done.stderr
+    assert "--build failed in repository: decay.cpp:1:1: error" in done.stderr
     environ = {"PYTHONPATH": f"{foreign.ROOT}:{foreign.ROOT / 'bench'}", "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-m", "retro_bench", "ab", "--base", "HEAD"]
     outside = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)

@@ -338,6 +338,7 @@ def build(tree: Path, command: str | None = None, like: Path | None = None) -> N
     like: a tree that is built; its extensions are copied where the C++ is the same. Raises RuntimeError with the first
     error.
     """
+    option = "setup.py" if command is None else "--build"
     if command is None:
         if not (tree / "setup.py").exists():
             return
@@ -350,8 +351,8 @@ def build(tree: Path, command: str | None = None, like: Path | None = None) -> N
     said = f"{done.stdout}{done.stderr}".strip() or "no output"
     # The setup.py of an older tree only warns of a failure and leaves an old binary, which must not be measured.
     if done.returncode or re.search(r"building extension .* failed", said):
-        first = next((line for line in said.splitlines() if "error" in line), said.splitlines()[-1])
-        raise RuntimeError(f"build of {tree.name} failed: {first}")
+        first = next((line for line in said.splitlines() if re.search(r"\berror\s*:", line)), said.splitlines()[-1])
+        raise RuntimeError(f"{option} failed in {tree.name}: {first}")
 
 
 def sources(tree: Path) -> dict[str, bytes]:
