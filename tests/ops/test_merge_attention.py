@@ -6,6 +6,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs
 from tests.conftest import INTERPRETER, fast_backends
+from tests.ops.same import assert_threads_do_not_show
 
 NAME = "merge_attention"
 every = pytest.mark.parametrize("backend", [*fast_backends(NAME), *([] if INTERPRETER else ["reference"])])
@@ -79,6 +80,12 @@ def test_weights_of_huge_lses_sum_to_one(backend, size):
     pushed = (out * grads[0]).sum() + (lse * grads[1]).sum()
     pulled = (tangents[0] * douts).sum() + (tangents[1] * dlses).sum()
     torch.testing.assert_close(pushed, pulled, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif("cpu" not in fast_backends(NAME), reason="no CPU kernels here")
+def test_bits_do_not_depend_on_threads():
+    """So many elements that the kernel uses several threads."""
+    assert_threads_do_not_show(NAME, inputs.merged(3, P=3, B=2, N=160, H=4, D=129))
 
 
 @pytest.mark.skipif("cpu" not in fast_backends(NAME), reason="no CPU kernels here")
