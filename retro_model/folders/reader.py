@@ -231,16 +231,20 @@ def open_folder(path: str | Path, device: str = "cpu", model: nn.Module | None =
 
 
 def measure(
-    path: str | Path, report: Callable[[int, int], None] = lambda done, total: None, model: nn.Module | None = None
+    path: str | Path,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    model: nn.Module | None = None,
+    most: int | None = None,
 ) -> list[dict]:
-    """Read every held-out passage as the page does, write the figures into `model.json` and return them.
+    """Read held-out passages as the page does, write the figures into `model.json` and return them.
 
     A second call continues a stopped one: it reads only passages without figures. report: called with the numbers of
-    passages done and of all. model: see `open_folder`.
+    passages done and to do. model: see `open_folder`. most: read only this many passages, the first; None: all.
     """
     reader = open_folder(path, model=model)
-    for done, passage in enumerate(reader.passages):
-        report(done, len(reader.passages))
+    passages = reader.passages[:most]
+    for done, passage in enumerate(passages):
+        report(done, len(passages))
         if "seen" in passage:
             continue
         reading = reader.score(reader.passage(passage["id"]), Options(k=reader.neighbours))
@@ -248,7 +252,7 @@ def measure(
         passage["seen"] = round(reading.seen, 1)
         if done % 16 == 15:
             _keep_figures(reader)
-    report(len(reader.passages), len(reader.passages))
+    report(len(passages), len(passages))
     return _keep_figures(reader)
 
 

@@ -35,6 +35,7 @@ from .prepared import PreparedLibrary, decoder_folder, prepare, read_decoder, sh
 HELD_BYTES = 600  # characters per held-out document, because scoring them three times takes as long as the training
 CONTROL = "the control's neighbours"
 NAMED = 5  # held-out documents in a sentence
+MEASURED = 5  # held-out passages whose numbers the page shows before they are opened
 
 
 def run(
@@ -149,8 +150,8 @@ def run(
     show(f"  on minus off: {gap:+.4f}" + f" (95% over documents: {low:+.4f} to {high:+.4f})" * many)
     show(said)
     show(f"To see and change the retrieved passages: retro-reader serve {folder} (numbers for its page follow)")
-    with counting("numbers of the held-out documents for the page") as report:
-        reader.measure(folder, report, whole.model)
+    with counting(f"numbers of the first {MEASURED} held-out passages for the page") as report:
+        reader.measure(folder, report, whole.model, MEASURED)
     done("shown")
     show("seconds since the start: " + ", ".join(f"{stage} {passed:.0f}" for stage, passed in seconds.items()))
     return said

@@ -210,6 +210,8 @@ def test_passages_are_measured_as_the_page_reads_them(tmp_path):
     folder, told = folders.retro(tmp_path), []
     before = open_folder(folder)
     assert not any("on" in passage for passage in before.passages)
+    assert len(measure(folder, most=1)) == 1
+    assert sum("on" in passage for passage in open_folder(folder).passages) == 1
     figures = measure(folder, lambda done, total: told.append((done, total)))
     assert told[0][0] == 0 and told[-1][0] == told[-1][1] == len(figures)
     reader = open_folder(folder)
