@@ -14,7 +14,7 @@ namespace retro::RETRO_ISA {
 namespace {
 
 constexpr int TOKENS = 32;        // maximum number of tokens per task, whose heads are processed together
-constexpr int64_t FEW = 1 << 18;  // fewer elements take one thread less time than the start of others
+constexpr int64_t FEW = 1 << 18;  // with fewer elements, one thread ends before others have started
 constexpr float NONE = -1;        // weight of a part with lse -inf: it does not count, even if its out is NaN
 
 // Weights of the parts, for the tokens [first, first + count) of batch entry b. Rows, which are the tokens of all

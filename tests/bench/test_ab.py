@@ -30,7 +30,7 @@ def test_ab_exit_codes():
 
 
 def test_a_failed_build_is_said_with_the_first_error(tmp_path):
-    """A flag such as -Werror in a line that make prints is no error."""
+    """make prints -Werror on stdout before the compiler prints its error."""
     command = "echo 'gcc -Werror -c bad.c'; echo 'bad.c:1:1: error: expected ;' >&2; false"
     with pytest.raises(RuntimeError, match=r"--build failed in .*: bad\.c:1:1: error: expected ;"):
         ab.build(tmp_path, command)

@@ -111,7 +111,7 @@ def main() -> None:
                 if not message["long"]:
                     call()  # the other process has just filled the caches
                 answer = {"seconds": side.module("measure.timing").rewritten(call, message["sample"])}
-        except Exception as e:  # of the kernel, or a result that differs; the coordinator decides what it means
+        except Exception as e:  # a kernel or a check failed; the coordinator decides what follows
             status, reason = side.module("measure.runner").status_of(e)
             answer = {"status": status, "reason": reason}
         print(json.dumps(answer), file=answers, flush=True)

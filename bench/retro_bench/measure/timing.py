@@ -35,7 +35,7 @@ def measure(
 
 
 def one(call: Callable[[], Any], device: str, effort: Effort) -> dict[str, Any]:
-    """Return the `time` record of a call. Raises what the call raises."""
+    """Return the `time` record of a call. An exception of the call is raised."""
     found = measure({"": call}, device, effort)[""]
     if isinstance(found, Exception):
         raise found
