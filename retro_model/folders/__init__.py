@@ -4,6 +4,5 @@ folder.py     `model.json`, which names the parts of a folder; describe, read
 reader.py     Reader, open_folder: read texts with a folder's model, write, measure the held-out texts
 reading.py    TextReading: the cost of each token with and without retrieval, and the neighbours that hold it
 documents.py  Documents: a library that changes while it is used
-retro.py      reader of a RETRO
 retrofit.py   reader of a retrofitted decoder
 """

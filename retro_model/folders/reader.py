@@ -1,7 +1,8 @@
-"""Base of the readers, which open a model folder and read texts with its model. KIND.py has the reader of a kind."""
+"""Reader of a model folder: it reads texts with the model and the neighbours of the library, and writes."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable
@@ -13,13 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from retro_model import checkpoint, generate
-from retro_model.base.config import Config
+from retro_model.base import checks
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import TokenStore
 from retro_model.data.tokens import BOS, Tokenizer
+from retro_model.retro import Retro, RetroConfig
 
 from . import folder as folders
 from .documents import Documents
-from .reading import TextReading, sources, token_texts
+from .reading import TextReading, bits, sources, token_texts
 
 MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
@@ -56,7 +60,7 @@ class Options:
 
 
 class Reader:
-    """Open model folder.
+    """Open model folder of a `Retro`.
 
         reader = reader.open_folder("retrofit-out")
         reading = reader.score(reader.passage(0), Options(k=2))
@@ -68,10 +72,7 @@ class Reader:
         passages: facts of the held-out passages, a window each. order: their numbers, best demonstration first.
     """
 
-    classes: tuple[type[nn.Module], type[Config]]  # the model's class and its configuration's
-    library: Documents
-    without = "without retrieval"  # name of the reading without retrieval
-    neighbours = 2  # default K
+    without = "the same model, retrieval off"  # name of the reading without retrieval
     asks = False  # whether the model answers questions, see `question`
     stop_token: int | None = None
     bos_id = BOS  # token that begins texts, if the folder says that one does
@@ -81,6 +82,11 @@ class Reader:
         self.tokenizer = self._tokenizer()
         self.held_out = TokenStore(folder.part("held_out"))
         self.model = (self._model() if model is None else model).to(self.device).eval()
+        store, embedder = TokenStore(folder.part("store"), verify=False), HashedTfidf.load(folder.part("embedder"))
+        keys = ChunkDatabase.open(folder.part("keys"), store, embedder, verify=False).searcher.keys
+        options = {name: folder.facts[name] for name in ("least_similarity", "passage_chunks") if name in folder.facts}
+        self.library = Documents(store, keys, embedder, self.tokenizer, **options)
+        self.neighbours = folder.facts.get("neighbours", 2)
         self.passages = self._passages()
         self.order = sorted(range(len(self.passages)), key=self._worth)
         self.start = self.order[0] if self.order else 0
@@ -95,8 +101,8 @@ class Reader:
 
     def _model(self) -> nn.Module:
         """Return the model of the folder's checkpoint."""
-        path, (make, config) = self.folder.part("model"), self.classes
-        model = make(config.from_dict(checkpoint.read_state(path)["config"]))
+        path = self.folder.part("model")
+        model = Retro(RetroConfig.from_dict(checkpoint.read_state(path)["config"]))
         checkpoint.load(path, model)
         return model
 
@@ -154,19 +160,48 @@ class Reader:
                 return ids
             end *= 2
 
-    @property
-    def chunk_len(self) -> int:
-        """M, tokens of a chunk."""
-        return self.model.config.chunk_len
+    def neighbours_of(self, chunks: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the neighbours `ids` [n,k] of chunks [n,M] as the model takes them: see `Retrieve`."""
+        values = self.library.values(ids)
+        scored = getattr(self.model.config, "score_bias", False)
+        return *values, *([self.library.similarity(chunks, ids)] if scored else [])
 
+    @torch.no_grad()
     def score(self, ids: np.ndarray, options: Options) -> TextReading:
         """Return the cost of each token with retrieval and without, and the retrieved neighbours."""
-        raise NotImplementedError
+        m = self.model.config.chunk_len
+        chunks = ids[: len(ids) // m * m].reshape(-1, m)
+        hits, near = np.zeros((0, options.k), np.int64), np.zeros((0, options.k))
+        if len(chunks) and options.retrieval:
+            hits, near = self.library.search(chunks, options.k)
+        given = self.neighbours_of(chunks, hits)
+        neighbours, mask = given[:2]
+        to = functools.partial(torch.as_tensor, device=self.device)
 
-    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator, **how) -> Tensor:
-        """Continue ids [1,N]; return [N + new_tokens]. on: with retrieval. how: further options of `generate`."""
-        how |= {"temperature": options.temperature, "top_p": 0.95, "stop_token": self.stop_token}
-        return generate(self.model, ids, options.new_tokens, generator=generator, **how)[0]
+        def cost(*found: np.ndarray) -> np.ndarray:
+            read = zip(checks.RETRIEVED, found if len(chunks) else ())
+            return bits(self.model(to(ids)[None], **{name: to(array)[None] for name, array in read})[0], to(ids))
+
+        on = off = cost()
+        random = None
+        if options.retrieval:
+            on, random = cost(*given), cost(*self.neighbours_of(chunks, self.library.drawn(hits)))
+        cards: list[list[dict]] = [[] for _ in hits]
+        for c, k in np.argwhere(hits >= 0):
+            card = self.library.place(int(hits[c, k]))._asdict() | {"score": round(float(near[c, k]), 3)}
+            card["texts"] = token_texts(self.tokenizer.decode_bytes, neighbours[c, k][mask[c, k]])
+            cards[c].append(card | {"found": int(mask[c, k, :m].sum())})
+        texts = token_texts(self.tokenizer.decode_bytes, ids)
+        lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
+        extra = {"library": self.library_state()}
+        reading = TextReading(ids, texts, on, off, lengths, m, cards, [None] * len(ids), extra, random)
+        reading.sources = sources(ids, neighbours, mask, reading.blank, m)
+        return reading
+
+    def _retrieve(self, k: int, chunks: Tensor) -> tuple[Tensor, ...]:
+        """Return k neighbours of each chunk, as `generate` takes them."""
+        asked = chunks.cpu().numpy()
+        return tuple(torch.from_numpy(part) for part in self.neighbours_of(asked, self.library.search(asked, k)[0]))
 
     def write(self, ids: np.ndarray, options: Options) -> tuple[TextReading, str]:
         """Continue a text; return its reading, and the continuation by the same seed without retrieval."""
@@ -174,20 +209,14 @@ class Reader:
         prompt, written = torch.as_tensor(ids, device=self.device)[None], []
         for on in (options.retrieval, False):
             generator = torch.Generator(self.device).manual_seed(options.seed)
-            written.append(self._generate(prompt, options, on, generator).cpu().numpy())
+            retrieve = functools.partial(self._retrieve, options.k) if on else None
+            how = {"temperature": options.temperature, "top_p": 0.95, "stop_token": self.stop_token}
+            made = generate(self.model, prompt, options.new_tokens, generator=generator, retrieve=retrieve, **how)
+            written.append(made[0].cpu().numpy())
         reading = self.score(written[0], options)
         # the model's own words are likely to it: their cost does not measure retrieval
         reading.extra |= {"prompt_tokens": len(ids), "bits_per_byte": None}
         return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
-
-    def _reading(self, ids: np.ndarray, on, off, cards, extra: dict, *, found=None, random=None) -> TextReading:
-        """Return a reading; see `TextReading`. found: neighbours and mask [L,K,R], in which sources are looked up."""
-        texts = token_texts(self.tokenizer.decode_bytes, ids)
-        lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
-        reading = TextReading(ids, texts, on, off, lengths, self.chunk_len, cards, [None] * len(ids), extra, random)
-        if found is not None:
-            reading.sources = sources(ids, *found, reading.blank, self.chunk_len)
-        return reading
 
     def about(self) -> dict:
         """Return the facts of the model that the page shows before a reading."""
@@ -226,8 +255,9 @@ def open_folder(path: str | Path, device: str = "cpu", model: nn.Module | None =
     Raises: FileNotFoundError, ValueError naming the missing or wrong part.
     """
     folder = folders.load(path)
-    module = importlib.import_module(f"{__package__}.{folder.kind}")
-    return getattr(module, f"{folder.kind.capitalize()}Reader")(folder, device, model)
+    # transformers is imported for its own folders alone
+    made = importlib.import_module(f"{__package__}.retrofit").RetrofitReader if folder.kind == "retrofit" else Reader
+    return made(folder, device, model)
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""Reader of a retrofitted Hugging Face decoder: RETRO's reader with the decoder's tokeniser."""
+"""Reader of a retrofitted Hugging Face decoder, with the decoder's tokeniser. It answers questions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from retro_model.data.hub import HubTokenizer
 from retro_model.retrofit.decoders import base_of
 
 from .questions import QuestionSearch, chat_prompt, sentence_encoder, with_passages
-from .reader import Options
+from .reader import Options, Reader
 from .reading import token_texts
-from .retro import RetroReader
 
 SHOWN = 4  # passages of the library that are shown to a question
 
 
-class RetrofitReader(RetroReader):
+class RetrofitReader(Reader):
     """Reader of a `RetrofittedDecoder`; see `Reader`."""
 
     def __init__(self, folder, device: str = "cpu", model=None) -> None:
