@@ -1,12 +1,8 @@
-"""Share of an evaluation text that the training text holds; training windows that see ahead."""
+"""Share of an evaluation text that the training text holds."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-
-from retro_model.training import visible
 
 #: Nearest training neighbours of an evaluation chunk that are searched for shared tokens (section 2.6).
 LEAKAGE_NEIGHBOURS = 10
@@ -34,32 +30,3 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
         chunks, options = np.asarray(store.tokens[rows]), {"lengths": lengths[rows], "source_mask": mask}
         shared[rows] = longest_common_substrings(chunks, values, **options)
     return shared / np.maximum(lengths, 1)
-
-
-class WindowLeaks(NamedTuple):
-    """Shares of the windows in which a neighbour leaks.
-
-    own: windows in which a chunk has a neighbour from one of the window's own documents. ahead: windows in which such a
-    neighbour, or its continuation, is a chunk that the window still has to predict.
-    """
-
-    own: float
-    ahead: float
-
-
-def window_leaks(store, neighbours: np.ndarray, database, *, window: int, filtered: bool = True) -> WindowLeaks:
-    """Share of training windows that would see their own future, for windows cut one after another from the store.
-
-    store: the database's own. neighbours: int64 [num_chunks, K]. filtered: with the neighbours that `training.gather`
-    shows; else with those that the search gave, which leaves out each chunk's own document alone.
-    """
-    per_window = window // store.chunk_len
-    rows = np.arange(0, len(store.lengths) - per_window + 1, per_window)[:, None] + np.arange(per_window)
-    ids = visible(store, rows, neighbours, database) if filtered else np.asarray(neighbours[rows])  # [W, L, K]
-    documents, owners = np.asarray(store.chunk_doc[rows]), database.document_of(ids)
-    own = (owners[..., None] == documents[:, None, None, :]).any(-1)
-    last, here = rows[:, -1, None, None], rows[..., None]
-    follows = np.minimum(ids + 1, len(store.lengths) - 1)
-    ahead = (ids > here) & (ids <= last)
-    ahead |= (follows > here) & (follows <= last) & (np.asarray(store.chunk_doc[follows]) == owners)
-    return WindowLeaks(*(float((own & part & (ids >= 0)).any((1, 2)).mean()) for part in (np.True_, ahead)))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from retro_model import evaluation, training
 from retro_model.commands.__main__ import module
 from retro_model.commands.neighbours import command as neighbours
 from retro_model.commands.retrofit.options import Sizes
@@ -16,7 +15,6 @@ from retro_model.data.neighbours import open_neighbours
 from retro_model.data.store import TokenStore
 from retro_model.data.tokens import Tokenizer
 from retro_reader import options
-from tests.model.data import store_of
 
 TEXTS = [" ".join(f"word{(i * j) % 7} and" for j in range(12)) for i in range(1, 9)]
 
@@ -61,7 +59,7 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
         "--encoder",
         name,
     ]
-    arguments = [str(tmp_path / "run"), *options, "-k", "3", "--window", "32"]
+    arguments = [str(tmp_path / "run"), *options, "-k", "3"]
     for _ in range(2):  # the second run finds everything finished
         neighbours.main(arguments)
     with pytest.raises(SystemExit, match="--shards: expected at most one for each of 1 files; got 2"):
@@ -77,30 +75,10 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
     assert np.array_equal(ids, want) and len(store.documents) == len({*TEXTS})
     said, bars = capsys.readouterr()
     assert f"keys: {embedder.name}" in said and "Loading" not in bars
-    shown = "0.0% of the windows of 32 tokens hold a neighbour from their own documents"
-    assert f"neighbours shown to a training window: {shown}" in said
-
-
-def test_windows_see_their_future_only_unfiltered(tmp_path):
-    """Two short documents in each window, each a neighbour of the other: counted by hand."""
-    # documents of chunks 0-1, 2-3, 4-5, 6-7
-    store = store_of(tmp_path / "s", [[5] * 8, [6] * 8, [7] * 8, [8] * 8], chunk_len=4)
-    database = ChunkDatabase.build(tmp_path / "k", store, HashedTfidf(8).fit(store))
-    ids = np.full((8, 1), -1)
-    ids[0] = 3  # window 0: ahead
-    ids[7] = 4  # window 1: its own, behind
-    leaks = evaluation.window_leaks(store, ids, database, window=16, filtered=False)
-    assert leaks == (1.0, 0.5)
-    assert evaluation.window_leaks(store, ids, database, window=16) == (0.0, 0.0)
-    assert evaluation.window_leaks(store, ids, database, window=8, filtered=False) == (0.0, 0.0)  # a document a window
-    ids[:] = -1
-    ids[2] = 2  # a chunk is not its own neighbour, but its continuation is still to come
-    assert evaluation.window_leaks(store, ids, database, window=16, filtered=False) == (0.5, 0.5)
-    assert training.visible(store, np.arange(8).reshape(2, 4), ids, database).max() == -1
 
 
 #: Commands whose default differs, with the reason in the option's help.
-OWN_DEFAULTS = {"neighbours": {"chunk_len", "neighbours", "window"}, "ask": {"neighbours"}}
+OWN_DEFAULTS = {"neighbours": {"chunk_len", "neighbours"}, "ask": {"neighbours"}}
 OWN_DEFAULTS |= {"retrofit": {"held_out", "out", "lr"}}
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retro_model import evaluation
 from retro_model.base import disk, progress
 from retro_model.data import building
 from retro_model.data.database import ChunkDatabase
@@ -129,12 +128,6 @@ def run(options: Namespace) -> np.ndarray:
         k = options.neighbours
         neighbours = precompute_neighbours(options.folder / "neighbours", store, database, k, executor=executor)
     print(f"{k} neighbours of each chunk")
-    if options.window is not None:
-        near, window = neighbours[:, : options.shown], options.window
-        for filtered, who in ((False, "all neighbours found"), (True, "neighbours shown to a training window")):
-            leaks = evaluation.window_leaks(store, near, database, window=window, filtered=filtered)
-            own = f"{leaks.own:.1%} of the windows of {window} tokens hold a neighbour from their own documents"
-            print(f"{who}: {own}, {leaks.ahead:.1%} a neighbour from the text that they still have to predict")
     print(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours are in {options.folder}")
     return neighbours
 

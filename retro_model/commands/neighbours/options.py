@@ -38,6 +38,4 @@ def parser() -> argparse.ArgumentParser:
     where = made.add_mutually_exclusive_group()
     where.add_argument("--workers", type=int, default=0, help="processes that build the shards (default: none)")
     where.add_argument("--cluster", help="build the shards on the Dask cluster of this scheduler (tcp://HOST:PORT)")
-    add("--window", type=int, help="report how many training windows of this length would see their own future")
-    add("--shown", type=int, default=2, help="neighbours per chunk that such a window reads (default: 2)")
     return made
