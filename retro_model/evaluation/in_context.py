@@ -4,14 +4,12 @@ random neighbours, the control of everything that retrieves."""
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from retro_model.data.tokens import BOS
 from retro_model.training import Batch, batch_loss, check_neighbours, visible
 
 from .decoders import as_ours
@@ -85,16 +83,17 @@ def score_in_context(
     if longest is not None and window + passages > longest:
         room = f"{passages} of {k} neighbours fit before it in the decoder's {longest} positions"
         raise ValueError(f"window: expected at most {longest - passages} tokens, so that {room}; got {window}")
-    nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
+    nats, vocab_size = np.zeros(len(store.lengths)), 1
     spans = functools.partial(_spans, window=window // m, stride=stride // m)
     with evaluating(model) as device:
         for jobs in batches_of_windows(store, documents, batch_size, spans, report):
             passages = _passages(store, jobs, neighbours[:, :k], database)
             batch, begins = _batch(store, jobs, passages)
             (_, losses), vocab_size = batch_loss(model, batch.to(device))
-            for i, (job, begin) in enumerate(zip(jobs, begins)):
-                _add(store, job, losses[i], begin, vocab_size, nats, tokens)
-    return counted_scores(store, nats, tokens)
+            for job, begin, costs in zip(jobs, begins, torch.nn.functional.pad(losses.double(), (1, 0))):
+                new = costs[begin : begin + (job.end - job.scored) * m].view(-1, m)
+                nats[job.scored : job.end] = new.sum(-1).cpu().numpy()
+    return counted_scores(store, nats, vocab_size, documents)
 
 
 def _spans(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
@@ -122,16 +121,3 @@ def _batch(store, jobs: Sequence[Job], passages: Sequence[np.ndarray]) -> tuple[
         tokens[row, :end] = np.concatenate([passage, text])[:end]
         real[row, begin:end] = True
     return Batch(torch.from_numpy(tokens), torch.from_numpy(real)), begins
-
-
-def _add(store, job: Job, losses: Tensor, begin: int, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-    """Add a row's losses [N-1] to `nats` and `tokens` of its new chunks."""
-    m, rows = store.chunk_len, slice(job.scored, job.end)
-    costs = torch.nn.functional.pad(losses.double(), (1, 0))[begin : begin + (job.end - job.scored) * m]
-    nats[rows] = costs.view(-1, m).sum(-1).cpu().numpy()
-    tokens[rows] = store.lengths[rows]
-    if job.scored == job.first:  # a document's first token has no context
-        if int(store.tokens[job.first][0]) == getattr(store, "bos_id", BOS):
-            tokens[job.first] -= 1
-        else:
-            nats[job.first] += math.log(vocab_size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import retro_kernels as rk
-from retro_model.data.tokens import BOS
 from retro_model.training import gather
 
 from .decoders import without_retrieval
@@ -112,7 +110,7 @@ def score_knn_settings(
     if not 1 <= k <= len(datastore.keys):
         raise ValueError(f"k: expected from 1 to the datastore's {len(datastore.keys)} contexts; got {k}")
     model = without_retrieval(model)
-    nats, tokens = np.zeros((len(settings), len(store.lengths))), np.zeros(len(store.lengths), np.int64)
+    nats = np.zeros((len(settings), len(store.lengths)))
     for rows, hidden, targets in _contexts(model, store, documents=documents, **windows):
         own = torch.log_softmax(model.readout(hidden).float(), -1).gather(-1, targets[:, None])[:, 0].double().cpu()
         distances, followers = datastore.nearest(hidden, k)
@@ -120,13 +118,7 @@ def score_knn_settings(
         for of_setting, (mixture, alpha) in zip(nats, settings):
             other = (torch.softmax(-alpha * distances.double(), -1) * right).sum(-1)
             np.add.at(of_setting, rows, -torch.log((1 - mixture) * own.exp() + mixture * other).numpy())
-        np.add.at(tokens, rows, 1)
-    bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
-    for row, _ in spans if documents is None else [spans[d] for d in documents]:
-        if int(store.tokens[row][0]) != bos_id:  # as `score` counts first tokens: BOS is free, others a uniform code
-            nats[:, row] += math.log(model.config.vocab_size)
-            tokens[row] += 1
-    return [counted_scores(store, of_setting, tokens) for of_setting in nats]
+    return [counted_scores(store, of_setting, model.config.vocab_size, documents) for of_setting in nats]
 
 
 def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = NEIGHBOURS, **options) -> Scores:
@@ -144,11 +136,9 @@ def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = 
 def best_of_others(scores: Sequence[Scores], store) -> Scores:
     """Return each document's scores by the setting that is best on all other documents.
 
-    scores: scores of the settings on the same tokens.
+    scores: scores of the settings on the same tokens. store: at least two documents.
     """
     found = document_rows(store)
-    if len(found) < 2:
-        raise ValueError(f"store: expected at least two documents, to tune on the others; got {len(found)}")
     sums = np.array([[s.nats[a:b].sum() for a, b in found] for s in scores])
     chosen = np.argmin(sums.sum(1, keepdims=True) - sums, 0)
     nats = np.zeros_like(scores[0].nats)

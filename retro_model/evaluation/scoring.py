@@ -47,11 +47,14 @@ def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]
     return spans
 
 
-def document_rows(store) -> list[tuple[int, int]]:
-    """First and end row of each document, in order."""
+def document_rows(store, documents: Sequence[int] | None = None) -> list[tuple[int, int]]:
+    """First and end row of each document, in order. documents: ordinals, None: all; ValueError for others."""
     owner = np.asarray(store.chunk_doc)
     cuts = (np.flatnonzero(np.diff(owner)) + 1).tolist()
-    return list(itertools.pairwise([0, *cuts, len(owner)])) if len(owner) else []
+    rows = list(itertools.pairwise([0, *cuts, len(owner)])) if len(owner) else []
+    if wrong := [d for d in (() if documents is None else documents) if not 0 <= d < len(rows)]:
+        raise ValueError(f"documents: expected ordinals from 0 to {len(rows) - 1}; got {wrong}")
+    return rows if documents is None else [rows[d] for d in documents]
 
 
 class Job(NamedTuple):
@@ -86,11 +89,7 @@ def batches_of_windows(
 
     documents: ordinals, None: all. spans: chunks of a document -> its `windows`. report: takes (chunks done, all).
     """
-    rows = document_rows(store)
-    if documents is not None:
-        if wrong := [d for d in documents if not 0 <= d < len(rows)]:
-            raise ValueError(f"documents: expected ordinals from 0 to {len(rows) - 1}; got {wrong}")
-        rows = [rows[d] for d in documents]
+    rows = document_rows(store, documents)
     jobs = [Job(*(a + at for at in span)) for a, b in rows for span in spans(b - a)]
     jobs.sort(key=lambda job: job.end - job.first)
     done, whole = 0, sum(b - a for a, b in rows)
@@ -156,7 +155,7 @@ def score(
         raise ValueError(f"autocast: expected one of {AUTOCAST}; got {autocast!r}")
     model, m = as_ours(model), store.chunk_len
     check_takes_neighbours(model, neighbours)
-    nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
+    nats, vocab_size = np.zeros(len(store.lengths)), 1
     spans = functools.partial(windows, window=window // m, stride=stride // m)
     scores = getattr(getattr(model, "config", None), "score_bias", False)
     with evaluating(model) as device:
@@ -169,28 +168,23 @@ def score(
                 except IndexError as error:  # an embedding has no row for a token
                     most = max(int(t.max()) for t in (batch.tokens, batch.neighbours) if t is not None and t.numel())
                     raise ValueError(f"model: expected a vocabulary of at least {most + 1} tokens; {error}") from error
-            _add_losses(store, jobs, batch, losses, vocab_size, nats, tokens)
-    return counted_scores(store, nats, tokens)
+            # a window's first token has no loss: an earlier window scored it, or it is a document's first
+            losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), -1, m).sum(-1).cpu().numpy()
+            for (first, end, scored), per_chunk in zip(jobs, losses):
+                nats[scored:end] = per_chunk[scored - first : end - first]
+    return counted_scores(store, nats, vocab_size, documents)
 
 
-def counted_scores(store, nats: np.ndarray, tokens: np.ndarray) -> Scores:
-    """Return scores with the bytes of the chunks that were scored."""
+def counted_scores(store, nats: np.ndarray, vocab_size: int, documents: Sequence[int] | None) -> Scores:
+    """Return the scores of documents, of which `nats` [num_chunks] has the tokens with context: see `score`."""
+    tokens = np.zeros(len(store.lengths), np.int64)
+    for first, end in {*document_rows(store, documents)}:
+        tokens[first:end] = store.lengths[first:end]
+        if int(store.tokens[first][0]) == getattr(store, "bos_id", BOS):
+            tokens[first] -= 1  # stands for no text
+        else:
+            nats[first] += math.log(vocab_size)
     return Scores(nats, tokens, np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64))
-
-
-def _add_losses(store, jobs, batch, losses, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-    """Add the losses [B,N-1] of a batch to `nats` and `tokens`."""
-    longest, m = batch.tokens.shape[1] // store.chunk_len, store.chunk_len
-    # The window's first token has no logits: it is a document's first (a uniform code), or an earlier window scored it.
-    losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
-    bos_id = getattr(store, "bos_id", BOS)
-    begins = batch.tokens[:, 0] == (-1 if bos_id is None else bos_id)
-    losses[:, 0, 0] = (~begins).double() * math.log(vocab_size)
-    count = batch.real.view(len(jobs), longest, m).sum(-1)
-    count[:, 0] -= begins.long()  # stands for no text
-    for (first, end, scored), per_chunk, counted in zip(jobs, losses.sum(-1).cpu().numpy(), count.cpu().numpy()):
-        nats[scored:end] = per_chunk[scored - first : end - first]
-        tokens[scored:end] = counted[scored - first : end - first]
 
 
 def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: float = 1.0) -> float:

@@ -181,18 +181,6 @@ def test_knn_lm_of_a_decoder_and_of_its_retrofit():
     got = score_knn(model, datastore, store, mixture=0.3, alpha=0.2, k=4, **options)
     none = score_knn(model, datastore, store, mixture=0.0, k=4, **options)
     np.testing.assert_allclose(none.nats, evaluation.score(model, store, **options).nats, rtol=1e-6)
-    tokens = [t for row in chunks_of(store, 1) for t in real(store, row)]
-    row, total = chunks_of(store, 1)[1], 0.0
-    for at in range(M, 7):
-        with torch.no_grad():
-            state = model.model(torch.tensor([tokens[:at]])).last_hidden_state[0, -1]
-        away = (datastore.keys.double() - state).square().sum(-1)
-        nearest = away.argsort()[:4]
-        weights = (-0.2 * away[nearest]).exp()
-        other = float((weights * (datastore.values[nearest] == tokens[at])).sum() / weights.sum())
-        total -= math.log(0.7 * math.exp(-nats(model, tokens[:at], tokens[at])) + 0.3 * other)
-    assert got.nats[row] == pytest.approx(total, rel=1e-4)
-
     whole = retrofit(model, cca_layers=(2,), chunk_len=M, cca_output="fresh", **ENCODER)
     again = score_knn(
         whole, TokenDatastore.build(whole, database.rows, **options), store, mixture=0.3, alpha=0.2, k=4, **options
