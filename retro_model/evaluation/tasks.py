@@ -23,23 +23,28 @@ TL_DR = "\n\nTL;DR:"
 
 def lambada(path: str | Path) -> dict[str, Any]:
     """Accuracy of the last word, by greedy sampling. Fields: text."""
-    return _task("lambada", path, "text", "loglikelihood", {"acc": "mean"}, (all_but_the_last_word, last_word))
+    context = "{{text.rstrip().rpartition(' ')[0]}}"  # empty for a text of one word
+    return _task("lambada", path, "text", "loglikelihood", {"acc": "mean"}, (context, last_word))
 
 
 def curation(path: str | Path) -> dict[str, Any]:
     """Bits per byte of the summary after the article and "TL;DR:". Fields: article, summary."""
     metrics = {"bits_per_byte": "bits_per_byte"}
     return _task(
-        "curation", path, "article summary", "loglikelihood", metrics, (article, summary), process_results=summary_bits
+        "curation",
+        path,
+        "article summary",
+        "loglikelihood",
+        metrics,
+        ("{{article}}" + TL_DR, summary),
+        process_results=summary_bits,
     )
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
     """Perplexity a word and bits per byte of whole articles, in `RetroLM`'s window and stride. Fields: text."""
     metrics = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
-    return _task(
-        "wikitext103", path, "text", "loglikelihood_rolling", metrics, ("", whole_text), process_results=text_bits
-    )
+    return _task("wikitext103", path, "text", "loglikelihood_rolling", metrics, ("", "text"), process_results=text_bits)
 
 
 def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[st
         "question answers",
         "generate_until",
         {"exact_match": "mean"},
-        (question, first_answer),
+        (PROMPT.format(question="{{question}}"), first_answer),
         **how,
     )
 
@@ -72,20 +77,10 @@ def passages_of(doc: dict) -> list[tuple[str, str]]:
 # Functions that a task's YAML file names
 
 
-def all_but_the_last_word(doc: dict) -> str:
-    """Return the context of `lambada`, which is empty for a text of one word."""
-    return doc["text"].rstrip().rpartition(" ")[0]
-
-
 def last_word(doc: dict) -> str:
     """Return the last word, with the space before it."""
     _, space, word = doc["text"].rstrip().rpartition(" ")
     return space + word
-
-
-def article(doc: dict) -> str:
-    """Return the context of `curation`."""
-    return doc["article"] + TL_DR
 
 
 def summary(doc: dict) -> str:
@@ -98,20 +93,10 @@ def summary_bits(doc: dict, results: list) -> dict[str, tuple]:
     return {"bits_per_byte": (results[0][0], len(summary(doc).encode()))}
 
 
-def whole_text(doc: dict) -> str:
-    """Return the text of `wikitext103`, which has no context."""
-    return doc["text"]
-
-
 def text_bits(doc: dict, results: tuple) -> dict[str, tuple]:
     """Return nats, words and bytes of a text."""
     (nats,), text = results, doc["text"]
     return {"word_perplexity": (nats, len(re.split(r"\s+", text))), "bits_per_byte": (nats, len(text.encode()))}
-
-
-def question(doc: dict) -> str:
-    """Return the prompt of `question_answering`."""
-    return PROMPT.format(question=doc["question"])
 
 
 def first_answer(doc: dict) -> str:
@@ -152,7 +137,8 @@ def _task(
     name: str, path: str | Path, needed: str, kind: str, metrics: dict[str, str], ends: tuple, **fields
 ) -> dict[str, Any]:
     """Describe a task; kind: its output_type. needed: fields that each row must have. metrics: name -> aggregation;
-    higher means are better, lower perplexities and bits. ends: functions, or strings, of a document's text and target.
+    higher means are better, lower perplexities and bits. ends: the context and the target of a document, each as a
+    template, a field or a function.
 
     Raises: FileNotFoundError. ValueError naming the line that cannot be read or lacks a field.
     """
