@@ -27,12 +27,12 @@ def hide_theirs() -> None:
 
 
 @contextlib.contextmanager
-def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[int, dict], None]]:
+def training(title: str, steps: int) -> Iterator[Callable[[int, dict], None]]:
     """Context manager: a bar over `steps`. Yields the `report` for `training.train`.
 
     The bar shows the smoothed loss, tokens a second and the time left.
     """
-    with _bar(disable=quiet) as bar:
+    with _bar() as bar:
         task = bar.add_task(title, total=steps, note="")
         smooth = None
 
@@ -48,14 +48,14 @@ def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[
 
 
 @contextlib.contextmanager
-def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+def counting(title: str) -> Iterator[Callable[[int, int], None]]:
     """Context manager: a bar. Yields `report(done, total)`, which `evaluation.score` calls."""
-    with _bar(disable=quiet) as bar:
+    with _bar() as bar:
         task = bar.add_task(title, total=None, note="")
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _bar(disable: bool = False):
+def _bar():
     """Return a bar of rich, which prints a line every SECONDS_A_LINE where standard error is a file."""
     try:
         from rich import console, progress
@@ -90,6 +90,4 @@ def _bar(disable: bool = False):
     said = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn()
     times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     columns = *said, progress.TextColumn("{task.fields[note]}"), *times
-    if error.is_terminal or disable:
-        return progress.Progress(*columns, console=error, disable=disable)
-    return Lines(*columns, console=error, disable=True)
+    return progress.Progress(*columns, console=error) if error.is_terminal else Lines(*columns, disable=True)
