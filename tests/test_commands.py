@@ -49,11 +49,6 @@ def test_a_command_that_is_not_there_names_the_nearest(capsys):
         program.main(["cmpare"])
     with pytest.raises(SystemExit, match=r"expected one of retrofit.*got xyz$"):
         program.main(["xyz"])
-    for name in ("serve", "ask"):
-        with pytest.raises(SystemExit, match=f"got {name}, which is now `retro-reader {name}`"):
-            program.main([name, "folder"])
-    with pytest.raises(SystemExit, match=r"got demo, which is now examples/retro_python\.py"):
-        program.main(["demo"])
     with pytest.raises(SystemExit) as stopped:
         program.main([])
     assert stopped.value.code == 2 and "usage: retro-model" in capsys.readouterr().out

@@ -17,10 +17,6 @@ COMMANDS = {
     "neighbours": "make tokens, keys and neighbours of documents",
     "lm-eval": "run the evaluation harness on a trained model",
 }
-#: Commands of earlier versions, and what replaces each.
-MOVED = {name: f"`retro-reader {name}`; pip install retro-reader" for name in ("serve", "ask")}
-MOVED |= {"demo": "examples/retro_python.py", "rpt": "examples/rpt_cards.py"}
-MOVED |= {"mosaics": "examples/moons.py, examples/regbench.py and examples/mosaics_text.py"}
 HELP = "\n".join(
     [
         "usage: retro-model COMMAND [options]",
@@ -50,8 +46,6 @@ def main(arguments: list[str]) -> None:
 
         print(f"retro-model {__version__}")
         return
-    if name in MOVED:
-        sys.exit(f"retro-model: expected one of {', '.join(COMMANDS)}; got {name}, which is now {MOVED[name]}")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         sys.exit(

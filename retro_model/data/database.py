@@ -20,7 +20,6 @@ from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
 KEY_TYPES = ("float32", "float16")
-STORES_KEPT = 8  # size of the LRU cache of `documents_of`
 
 
 def _key_type(settings: dict) -> str:
@@ -154,18 +153,15 @@ class ChunkDatabase:
         """
         if store.identity == self.store.identity:
             return np.arange(len(store.documents))
-        known = self._documents_of.pop(store.identity, None)
-        if known is None:
+        if store.identity not in self._documents_of:
             numbers: dict[tuple[str, str], int] = {}
             for number, entry in enumerate(self.store.documents):
                 if numbers.setdefault((entry.group, entry.name), number) != number:
                     twice = f"two documents {entry.name!r} in group {entry.group!r}"
                     raise ValueError(f"database: expected documents of different group and name; got {twice}")
-            known = np.array([numbers.get((e.group, e.name), -1) for e in store.documents], np.int64)
-        self._documents_of[store.identity] = known
-        if len(self._documents_of) > STORES_KEPT:
-            del self._documents_of[next(iter(self._documents_of))]
-        return known
+            found = [numbers.get((entry.group, entry.name), -1) for entry in store.documents]
+            self._documents_of[store.identity] = np.array(found, np.int64)
+        return self._documents_of[store.identity]
 
     def document_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the number of each chunk's document, int64 [...]; -1 for the id -1."""

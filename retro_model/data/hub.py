@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -49,12 +50,8 @@ class HubTokenizer:
         self.eos_id = getattr(tokenizer, "eos_token_id", None)
         special = set(getattr(tokenizer, "all_special_ids", ()))
         self.exact = "ByteLevel" in decoder
-        self.byte_lengths = np.zeros(self.vocab_size, np.int64)
-        self._pieces: dict[int, bytes] = {}
-        for token, number in vocabulary.items():
-            self.byte_lengths[number] = 0 if number in special else _bytes_of(token, self.exact)
-            known = self.byte_lengths[number] and all(c in byte_alphabet() for c in token)
-            self._pieces[number] = bytes(byte_alphabet()[c] for c in token) if known else b""
+        self._pieces = {n: b"" if n in special else _bytes_of(token, self.exact) for token, n in vocabulary.items()}
+        self.byte_lengths = np.array([len(self._pieces.get(n, b"")) for n in range(self.vocab_size)], np.int64)
         if not self.exact:
             why = f"{type(tokenizer).__name__} is not byte-level; bytes of the decoded tokens are counted"
             warnings.warn(f"tokenizer: {why}", stacklevel=3)
@@ -99,11 +96,11 @@ def as_encoder(tokenizer) -> Encoder:
     raise TypeError(f"tokenizer: expected {want} or tokenizers; got {type(tokenizer).__name__}")
 
 
-def _bytes_of(token: str, byte_level: bool) -> int:
-    """Return the number of bytes behind a token of the vocabulary."""
+def _bytes_of(token: str, byte_level: bool) -> bytes:
+    """Return the bytes behind a token of the vocabulary."""
     if byte_level:
         known = byte_alphabet()
-        return len(token) if all(character in known for character in token) else len(token.encode())
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # SentencePiece's byte fallback
-        return 1
-    return len(token.removeprefix("##").replace("▁", " ").replace("</w>", " ").encode())
+        return bytes(known[c] for c in token) if all(c in known for c in token) else token.encode()
+    if re.fullmatch("<0x[0-9A-F]{2}>", token):  # SentencePiece's byte fallback
+        return bytes.fromhex(token[3:5])
+    return token.removeprefix("##").replace("▁", " ").replace("</w>", " ").encode()

@@ -1,14 +1,8 @@
-"""The database: values, exact and FAISS search, always k
-neighbours outside a document, building again after a kill.
-"""
+"""The database: values, exact and FAISS search, always k neighbours outside a document, continued builds."""
 
 import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +16,6 @@ from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from tests.model.data import random_documents, store_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FAISS = ["Flat", "IVF4,Flat", "HNSW8"]
 
 
@@ -97,10 +90,8 @@ def test_fewer_candidates_than_k(kind, tmp_path):
 @given(ids=st.lists(st.integers(-1, 21), max_size=12), parts=st.integers(1, 4))
 def test_values_are_the_chunk_and_its_continuation(ids, parts):
     database, store = VALUES, VALUES.store
-    database.passage_chunks = ChunkDatabase.passage_chunks
-    assert database.passage_chunks == 2
     database.passage_chunks = parts
-    tokens, mask = pickle.loads(pickle.dumps(database)).values(np.array(ids, np.int64).reshape(-1, 1))
+    tokens, mask = database.values(np.array(ids, np.int64).reshape(-1, 1))
     assert tokens.shape == mask.shape == (len(ids), 1, 8 * parts) and tokens.dtype == np.int64 and mask.dtype == bool
     for number, row, real in zip(ids, tokens[:, 0], mask[:, 0]):
         want = []
@@ -119,7 +110,9 @@ def _values_store(tmp_path_factory):
     # -1 must not read chunk 0, which has a next chunk
     store = store_of(folder / "store", [np.arange(2, 2 + n) for n in (17, 1, 8, 9, 16, 60, 40)])
     VALUES = ChunkDatabase.build(folder / "keys", store, HashedTfidf(16).fit(store))
-    assert len(VALUES) == 22
+    assert len(VALUES) == 22 and VALUES.passage_chunks == 2
+    VALUES.passage_chunks = 3
+    assert pickle.loads(pickle.dumps(VALUES)).values([0])[0].shape == (1, 24)
 
 
 def test_torch_in_torch_out(dense, store):
@@ -145,35 +138,24 @@ def test_the_exact_search_on_a_gpu(dense, store):
     np.testing.assert_allclose(distances[1], distances[0], rtol=0, atol=1e-5)
 
 
-CHILD = """
-import os, signal, sys
-sys.path.insert(0, {root!r})
-from retro_model.data.database import ChunkDatabase
-from retro_model.data.embed import HashedTfidf
-from retro_model.data.store import TokenStore
-store, calls = TokenStore(sys.argv[1]), 0
-class Dying(HashedTfidf):
-    def __call__(self, chunks, lengths):
-        global calls
-        calls += 1
-        if calls > int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(chunks, lengths)
-ChunkDatabase.build(sys.argv[2], store, Dying(32).fit(store), block=128)
-"""
+def test_a_stopped_build_continues_bitwise(tmp_path, store):
+    """Stopped before the first block, then after two more."""
+    embedder, calls = HashedTfidf(32).fit(store), iter(range(9))
 
+    class Stopping(HashedTfidf):
+        def __call__(self, chunks, lengths):
+            if next(calls) in (0, 3):
+                raise KeyboardInterrupt
+            return super().__call__(chunks, lengths)
 
-def test_a_killed_build_continues_bitwise(tmp_path, store):
-    embedder = HashedTfidf(32).fit(store)
-    ChunkDatabase.build(tmp_path / "whole", store, embedder, block=128)
-    for blocks in (0, 2, 1):
-        command = [sys.executable, "-c", CHILD.format(root=str(ROOT)), store.folder, tmp_path / "cut", str(blocks)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        if blocks:
-            with pytest.raises(ValueError, match=r"database\.json: the chunk database is unfinished"):
-                ChunkDatabase.open(tmp_path / "cut", store, embedder)
-    assert os.path.getsize(tmp_path / "cut" / "keys.npy") == 128 + 3 * 128 * 32 * 4
-    ChunkDatabase.build(tmp_path / "cut", store, embedder, block=128)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            ChunkDatabase.build(tmp_path / "cut", store, Stopping(32).fit(store), block=128)
+    with pytest.raises(ValueError, match=r"database\.json: the chunk database is unfinished"):
+        ChunkDatabase.open(tmp_path / "cut", store, embedder)
+    assert os.path.getsize(tmp_path / "cut" / "keys.npy") == 128 + 2 * 128 * 32 * 4
+    for name in ("cut", "whole"):
+        ChunkDatabase.build(tmp_path / name, store, embedder, block=128)
     for name in (databases.KEYS, databases.MANIFEST):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -331,16 +313,3 @@ def test_a_single_shard_keeps_its_index_as_many_do(tmp_path, store, monkeypatch)
     damaged.write_bytes(good[:600] + bytes([good[600] ^ 255]) + good[601:])
     with pytest.raises(ValueError, match=r"lists: corrupt"):
         ChunkDatabase.open(tmp_path / "new", store, embedder, index="IVF4,Flat", nprobe=4)
-
-
-def test_numbers_of_documents_are_kept_of_few_stores(dense, store, tmp_path, monkeypatch):
-    """The least recently used are evicted, and come out the same again."""
-    monkeypatch.setattr(databases, "STORES_KEPT", 2)
-    database = opened("exact", dense, store)
-    others = [store_of(tmp_path / str(n), random_documents(n)) for n in (2, 3, 4)]
-    first, second = (database.documents_of(other) for other in others[:2])
-    assert first.tolist() == [0, 1] and database.documents_of(others[0]) is first
-    assert database.documents_of(others[2]).tolist() == [0, 1, 2, 3]
-    assert list(database._documents_of) == [others[0].identity, others[2].identity]
-    again = database.documents_of(others[1])
-    assert again is not second and again.tolist() == second.tolist()

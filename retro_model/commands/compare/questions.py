@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.hub import HubTokenizer
 from retro_model.data.store import build_store
+from retro_model.data.text_files import read_rows
 from retro_model.evaluation.question_answering import same_for_every_chunk
 from retro_model.folders import questions as asking
 from retro_model.folders.documents import Documents
@@ -61,40 +61,30 @@ NEW_TOKENS = 24
 SHOWN = (1, 2, 4)  # numbers of passages for which recall is measured
 
 
-@dataclass
-class Notes:
-    """Library of one set of notes, and the search for passages in it."""
-
-    library: Documents
-    search: asking.QuestionSearch
-
-
 def read_questions(path: Path) -> list[dict]:
-    """Return the rows of a file. Raises: ValueError naming the line."""
+    """Return the rows of a file, see `read_rows`. Raises: ValueError naming the line."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            fits = isinstance(row["question"], str) and all(isinstance(a, str) for a in row["answers"])
-        except (ValueError, KeyError, TypeError):
-            fits = False
-        if not fits:
-            raise ValueError(f"--questions: expected question and answers, a list, in line {number} of {path}")
+    for place, row in read_rows(path):
+        question, answers = row.get("question"), row.get("answers")
+        if not isinstance(question, str) or not isinstance(answers, list) or not all(type(a) is str for a in answers):
+            raise ValueError(f"--questions: expected question and answers, a list; got other fields in {place}")
         rows.append({"notes": "", "kind": "question"} | row)
     if not rows:
         raise ValueError(f"--questions: expected rows in {path}; got none")
     return rows
 
 
-def open_notes(folder: Path, out: Path, tokenizer: HubTokenizer, sizes, encode: asking.Encode | None) -> Notes:
-    """Build the library of a folder of notes. Nothing is held out."""
+def open_notes(
+    folder: Path, out: Path, tokenizer: HubTokenizer, sizes, encode: asking.Encode | None
+) -> asking.QuestionSearch:
+    """Build the library of a folder of notes and return the search for passages in it. Nothing is held out."""
     _, documents = texts.load(folder, show=lambda line: None)
     store = build_store(out / "store", documents, tokenizer, chunk_len=sizes.chunk_len)
     embedder = HashedTfidf(sizes.dim).fit(store)
     keys = ChunkDatabase.build(out / "keys", store, embedder).searcher.keys
     least = {"least_similarity": sizes.least_similarity, "passage_chunks": sizes.passage_chunks}
     library = Documents(store, keys, embedder, tokenizer, **least)
-    return Notes(library, asking.QuestionSearch(library, encode))
+    return asking.QuestionSearch(library, encode)
 
 
 def read_gates(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,7 +121,7 @@ class Answerer:
         """The contenders that can be asked."""
         return [name for name, contender in CONTENDERS.items() if contender.gated in self.gates]
 
-    def reply(self, name: str, notes: Notes, question: str, ids: np.ndarray, seed: int = 0) -> str:
+    def reply(self, name: str, notes: asking.QuestionSearch, question: str, ids: np.ndarray, seed: int = 0) -> str:
         """Return the reply of a contender that is given the passages `ids` [K]. seed: of the random passages."""
         contender = CONTENDERS[name]
         if contender.random:
@@ -153,7 +143,7 @@ class Answerer:
         return self.tokenizer.decode([int(token) for token in out if int(token) != stop])
 
 
-def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], kept: Path, show):
+def ask_all(answerer: Answerer, sets: dict[str, asking.QuestionSearch], rows: Sequence[dict], kept: Path, show):
     """Return every row with its passages, and the reply, correctness and seconds of each contender.
 
     kept: file of the rows that are done; a stopped run continues after them.
@@ -165,7 +155,7 @@ def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], ke
     for number, row in enumerate(rows[len(done) :], len(done) + 1):
         notes = sets[row["notes"]]
         began = time.perf_counter()
-        ids, match = notes.search.search(row["question"], max(SHOWN))
+        ids, match = notes.search(row["question"], max(SHOWN))
         searched = time.perf_counter() - began
         tokens, mask = notes.library.values(ids)
         passages = [answerer.tokenizer.decode(t[m]) for t, m in zip(tokens, mask & (ids >= 0)[:, None])]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +23,6 @@ from ..neighbours.command import make_embedder
 from ..neighbours.options import TFIDF
 from .options import Fit, Sizes
 
-SEARCHED = 256  # held-out chunks that the cost of a search is measured on
 show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
 SPARE = 4  # extra neighbours, because a training window leaves out neighbours from its own documents
 
@@ -109,22 +106,12 @@ def prepare(
         "tokens": store.num_tokens,
         "chunks": len(store),
         "leaks_dropped": sorted(removal.name for removal in leaked.removed),
-        "search_cpu_ms_a_chunk": _cost_of_search(folder / "search.json", held_out, database, sizes.neighbours),
         "held_out_documents": len(held_out.documents),
         "held_out_tokens": held_out.num_tokens,
         "held_out_bytes": held_out.num_bytes,
         "bytes_by_leakage": {f"r(C) <= {alpha}": round(share(alpha), 3) for alpha in (0.25, 0.5)},
     }
     return PreparedLibrary(tokenizer, database, held_out, np.asarray(near), leakage, facts)
-
-
-def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k: int) -> float:
-    """Return the CPU milliseconds to embed a chunk and find its neighbours. They are measured once and saved."""
-    if not path.exists():
-        rows, began = np.arange(min(SEARCHED, len(held_out))), time.process_time()
-        database.search_rows(held_out, rows, k)
-        path.write_text(json.dumps(round(1000 * (time.process_time() - began) / max(1, len(rows)), 2)))
-    return json.loads(path.read_text())
 
 
 def decoder_folder(given: Path | None, show) -> Path:
