@@ -352,12 +352,11 @@ def _saved_options(file: Path, state: dict, model: nn.Module, optimizer: torch.o
     """Return the saved options for each group of the optimiser, whose groups may be cut in another way."""
     saved: dict[str, dict] = {}
     for group in state["optimizer"]:
-        options, parameters = (
-            (group.get("options"), group.get("parameters")) if isinstance(group, dict) else (None, None)
-        )
-        if not isinstance(options, dict) or not isinstance(parameters, list) or not all(map(_is_name, parameters)):
-            raise CheckpointError(f"{file} is corrupt: a group of the optimiser is {group!r}")
-        saved |= dict.fromkeys(parameters, options)
+        match group:
+            case {"options": dict(options), "parameters": [*names]} if all(isinstance(name, str) for name in names):
+                saved |= dict.fromkeys(names, options)
+            case _:
+                raise CheckpointError(f"{file} is corrupt: a group of the optimiser is {group!r}")
     names, found = _names(model), []
     mine = {names[id(p)] for group in optimizer.param_groups for p in group["params"]}
     if other := sorted(mine ^ saved.keys()):
@@ -376,10 +375,6 @@ def _saved_options(file: Path, state: dict, model: nn.Module, optimizer: torch.o
         # JSON has lists for tuples
         found.append({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in options[0].items()})
     return found
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _kind(option) -> str:
