@@ -12,16 +12,19 @@ from retro_model.training import malloc
 from tests.model import toys
 
 COUNTED = """
-import resource, torch
-from retro_model import training
+import importlib.util, resource, sys
+import numpy as np
+spec = importlib.util.spec_from_file_location("malloc", sys.argv[1])
+malloc = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(malloc)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
-        torch.empty(12 << 20).fill_(1)
+        np.empty(12 << 20, np.float32).fill(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults()
 # what lies between the first large blocks may pin them: the least of several
-print(faults(), training.keep_memory(), min(faults() for _ in range(8)))
+print(faults(), malloc.keep_memory(), min(faults() for _ in range(8)))
 """
 
 
@@ -30,7 +33,8 @@ print(faults(), training.keep_memory(), min(faults() for _ in range(8)))
 def test_what_is_kept_is_not_mapped_again(chosen):
     env = {name: value for name, value in os.environ.items() if name not in malloc.CHOSEN}
     env |= {"MALLOC_TOP_PAD_": "0"} if chosen else {}
-    said = subprocess.run([sys.executable, "-c", COUNTED], env=env, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", COUNTED, malloc.__file__]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     before, kept, after = said.split()
     assert kept == str(not chosen)
     assert (10 * int(after) < int(before)) == (not chosen)

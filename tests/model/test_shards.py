@@ -87,6 +87,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("here")
     return folder, *built(folder)
@@ -126,18 +133,14 @@ def test_equals_one_store_of_all_documents(here, tmp_path):
         )
 
 
-def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, tmp_path):
-    distributed = pytest.importorskip("distributed")
+def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, cluster, tmp_path):
     want = content(here[0])
     assert len(want) == SHARDS * (6 + 2 + 2) + 3
     with building.pool(2, devices=2) as pool:
         built(tmp_path / "pool", pool)
         assert sorted(building.each(device_of_worker, [(str(tmp_path), n) for n in range(2)], pool)) == ["0", "1"]
     assert content(tmp_path / "pool") == want
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with cluster.get_client() as client:
         built(tmp_path / "cluster", client.get_executor(), mark=str(tmp_path / "died"))
     assert {p.name for p in tmp_path.glob("died*")} == {"died-store", "died-keys"}
     assert content(tmp_path / "cluster") == want
@@ -232,16 +235,14 @@ def test_results_come_in_order_and_a_fault_of_a_task_is_raised():
             building.each(task, [(n,) for n in range(4)], threads)
 
 
-def test_the_command_builds_on_the_cluster_it_is_given(tmp_path, capsys):
-    distributed = pytest.importorskip("distributed")
+def test_the_command_builds_on_the_cluster_it_is_given(cluster, tmp_path, capsys):
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text(f"words of document {number} " * 40)
     common = ["--documents", str(tmp_path / "*.txt"), "--tokenizer", "train:300", "-k", "2", "--chunk-len", "8"]
     common += ["--shards", "2"]
     here = evaluate.run(evaluate.parser().parse_args([str(tmp_path / "here"), *common]))
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
-        address = ["--cluster", cluster.scheduler_address]
-        there = evaluate.run(evaluate.parser().parse_args([str(tmp_path / "there"), *common, *address]))
+    address = ["--cluster", cluster.scheduler_address]
+    there = evaluate.run(evaluate.parser().parse_args([str(tmp_path / "there"), *common, *address]))
     assert np.array_equal(here, there)
     with pytest.raises(SystemExit):
         evaluate.parser().parse_args([str(tmp_path), *common, "--workers", "1", "--cluster", "tcp://127.0.0.1:1"])
