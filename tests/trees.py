@@ -10,6 +10,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("retro_kernels", "retro_model")
+#: git needs an author and must not sign
+GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
+
+
+def commit(folder: Path) -> Path:
+    """Make the folder a repository whose one commit has all of its files."""
+    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "base"]):
+        subprocess.run([*GIT, "-C", str(folder), *command], check=True, capture_output=True)
+    return folder
 
 
 def names(tree: Path = ROOT) -> list[str]:

@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
+from tests import trees
+
+ROOT = trees.ROOT
 BUILD = "c++ -O2 -shared -fPIC decay.cpp -o libdecay.so"
 
 DECAY = """\
@@ -128,10 +129,8 @@ def repository(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name, text in (("decay.cpp", DECAY), ("kernels.py", KERNELS), ("plug.py", PLUGIN), (".gitignore", "*.so\n")):
         (folder / name).write_text(text)
-    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "kernels"]):
-        subprocess.run([*GIT, "-C", str(folder), *command], check=True)
     subprocess.run(shlex.split(BUILD), cwd=folder, check=True)
-    return folder
+    return trees.commit(folder)
 
 
 def plant(folder: Path, fault: str) -> None:
@@ -147,7 +146,7 @@ def plant(folder: Path, fault: str) -> None:
 
 
 def restore(folder: Path) -> None:
-    subprocess.run([*GIT, "-C", str(folder), "checkout", "-q", "."], check=True)
+    subprocess.run([*trees.GIT, "-C", str(folder), "checkout", "-q", "."], check=True)
 
 
 def bench(folder: Path, *words: str, installed: Path | None = None) -> subprocess.CompletedProcess:

@@ -5,7 +5,6 @@ Each is one replacement in one file. The old text must occur exactly once, so an
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,6 @@ LOGITS, LEAKY = (
     "retro_kernels/ops/leaky_average/triton/kernels.py",
 )
 CPU = "csrc/cpu/topk_chunks.cpp"
-#: git needs an author and must not sign
-GIT = ["git", "-c", "user.name=proof", "-c", "user.email=proof@localhost", "-c", "commit.gpgsign=false"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,4 @@ def slower(percent: int) -> Plant:
 
 def copy_tree(to: Path, like: Path = environment.ROOT) -> Path:
     """Make a git repository of the working tree `like`, with uncommitted files and built extensions."""
-    trees.copy(to, like)
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "the tree as it was"]):
-        subprocess.run([*GIT, *command], cwd=to, check=True, capture_output=True)
-    return to
+    return trees.commit(trees.copy(to, like))

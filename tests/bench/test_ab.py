@@ -8,25 +8,11 @@ import pytest
 import torch
 
 import retro_bench
-from retro_bench.commands import ab as ab_command
-from retro_bench.compare import ab, ab_static, gate_statistics
+from retro_bench.compare import ab, ab_static
 from retro_bench.records import environment, record
 from retro_bench.static import regressions
 from tests.bench.helpers import static_record
 from tests.conftest import INTERPRETER
-
-
-def test_ab_exit_codes():
-    item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
-    one = gate_statistics.Ratio(1, 1, 1)
-
-    def code(*verdicts, worse=()):
-        compared = ab_static.Comparison(3, 1, list(worse)) if worse else None
-        return ab_command.exit_code([ab.Outcome(item, v, "", one, None, one) for v in verdicts], compared)
-
-    assert code("ok", "warn", "faster") == 0 and code("ok", "regression") == 1 and code("vanished") == 1
-    assert code("ok", worse=["spills"]) == 1 and code("regression", "numerics") == 2 and code("ok", "inconclusive") == 3
-    assert code("regression", "inconclusive") == 1 and code() == 5
 
 
 def test_a_failed_build_is_said_with_the_first_error(tmp_path):
@@ -51,6 +37,7 @@ retro_bench.register(retro_bench.Contender("leaky_average", "dies", dies, role="
 """
 
 
+@pytest.mark.nightly
 def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process(monkeypatch, tmp_path):
     """A kernel that kills its process fails alone; kernels after it are measured, and the run is not green. What no
     process can run here, or lacks its plug-in, has a reason.

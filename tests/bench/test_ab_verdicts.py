@@ -9,13 +9,21 @@ from retro_bench.commands import ab as ab_command
 from retro_bench.compare import ab, ab_static, gate_statistics
 from retro_bench.compare.gate_statistics import Ratio
 from retro_bench.records import record
+from tests import trees
 from tests.bench import foreign
 
 PLUGIN = """
+import os
+
 import retro_bench
 
 
-def operator(name, case, size, extra):
+class Deadly:
+    def __radd__(self, x):
+        os._exit(9)
+
+
+def operator(name, case, size, extra, mine="mine"):
     retro_bench.register(
         retro_bench.Operator(
             name,
@@ -27,12 +35,13 @@ def operator(name, case, size, extra):
         )
     )
     retro_bench.register(retro_bench.Contender(name, "eager", lambda x: x * 2))
-    retro_bench.register(retro_bench.Contender(name, "mine", lambda x: x + x + extra, role="ours"))
+    retro_bench.register(retro_bench.Contender(name, mine, lambda x: x + x + extra, role="ours"))
     types = {"cpu": ("float32",), "cuda": ("float32",)}
     retro_bench.register(retro_bench.Case(name, "small", case, "a test", modes=("fwd",), dtypes=types))
 """
-RIGHT = Ratio(1, 1, 1)
-WRONG, SIZE, CASE = "0) -> 1)", "64 -> 96", '{"B": 2} -> {"B": 3}'
+RIGHT, ITEM = Ratio(1, 1, 1), ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
+WRONG, DEADLY, RENAMED = "0) -> 1)", "0) -> Deadly())", '0) -> 0, "other")'
+SIZE, CASE = "64 -> 96", '{"B": 2} -> {"B": 3}'
 
 
 def plugin(**operators: str) -> str:
@@ -51,14 +60,12 @@ def gate(tmp_path):
     """Run `ab` with one plug-in in the commit and another in the working tree; None: no file."""
 
     def run(base: str | None, head: str, *more: str) -> subprocess.CompletedProcess:
-        git = [*foreign.GIT, "-C", str(tmp_path)]
         plug = tmp_path / "kernels" / "plug.py"
         plug.parent.mkdir()
         (tmp_path / "README").write_text("kernels")
         if base is not None:
             plug.write_text(base)
-        for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
-            subprocess.run([*git, *command], check=True)
+        trees.commit(tmp_path)
         plug.write_text(head)
         given = ["--plugin", "kernels.plug", "--base", "HEAD", "--threads", "1", "--pairs", "1", *more]
         return foreign.bench(tmp_path, "ab", *given)
@@ -69,7 +76,13 @@ def gate(tmp_path):
 @pytest.mark.parametrize(
     ("base", "head", "code", "verdicts"),
     [
-        (None, plugin(first=""), 0, {"first": ("new", "every measurement is new, so nothing was compared")}),
+        pytest.param(
+            None,
+            plugin(first=""),
+            0,
+            {"first": ("new", "every measurement is new, so nothing was compared")},
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             "import no_such_module",
             plugin(any=""),
@@ -78,38 +91,34 @@ def gate(tmp_path):
             marks=pytest.mark.nightly,
         ),
         (
-            plugin(wrong=WRONG),
-            plugin(wrong=WRONG, first=WRONG),
+            plugin(wrong=WRONG, mended=WRONG, renamed="", inputs="", shape=""),
+            plugin(deadly=DEADLY, wrong=WRONG, mended="", renamed=RENAMED, inputs=SIZE, shape=CASE),
             2,
-            {"wrong": ("numerics", "wrong numbers"), "first": ("numerics", "wrong numbers")},
-        ),
-        (
-            plugin(wrong=WRONG, inputs="", shape=""),
-            plugin(wrong="", inputs=SIZE, shape=CASE),
-            6,
             {
-                "wrong": ("not compared", "base: y: error"),
+                "deadly": ("numerics", "head: the worker died with code 9"),
+                "wrong": ("numerics", "head: y: error"),
+                "mended": ("not compared", "base: y: error"),
+                "renamed/other": ("new", "base: no plug-in of this tree registers it"),
+                "renamed": ("vanished", "head: no plug-in of this tree registers it"),
                 "inputs": ("not compared", "x: float32 [2, 96], was float32 [2, 64]"),
                 "shape": ("not compared", "B: 3, was 2"),
             },
         ),
     ],
-    ids=["first", "base-broken", "wrong", "changed"],
+    ids=["first", "base-broken", "all"],
 )
 def test_what_is_not_compared_is_never_green_in_silence(gate, base, head, code, verdicts):
-    quiet = code != 2
+    quiet = code != 2  # else it says beforehand how long it may take
     done = gate(base, head, "--no-static", *["--quiet"] * quiet)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert done.returncode == code, done.stdout + done.stderr
     assert f"(exit code {code})" in lines[-1] and lines[-1].startswith("Verdict: ")
     for name, (verdict, said) in verdicts.items():
-        (line,) = [line for line in lines if line.startswith(f"{name}/mine/small/float32/fwd {verdict} ")]
-        assert said in line or said in lines[-1]
+        kernel = name if "/" in name else f"{name}/mine"
+        (line,) = [line for line in lines if line.startswith(f"{kernel}/small/float32/fwd {verdict} ")]
+        assert said in line or said in lines[-1], line
     assert len(lines) == len(verdicts) + 4  # a head, its line, static metrics, the verdict
-    if quiet:
-        assert done.stderr == ""
-    else:  # it says beforehand how long it may take
-        assert "worker pair 1 of 1" in done.stderr.partition("at most")[2]
+    assert "worker pair 1 of 1" in done.stderr.partition("at most")[2] if not quiet else done.stderr == ""
 
 
 def test_the_first_launches_of_a_repository_are_new_and_green(gate):
@@ -118,11 +127,14 @@ def test_the_first_launches_of_a_repository_are_new_and_green(gate):
 
 
 def code(*verdicts, compared=None):
-    item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
-    return ab_command.exit_code([ab.Outcome(item, v, "", RIGHT, None, RIGHT) for v in verdicts], compared)
+    return ab_command.exit_code([ab.Outcome(ITEM, v, "", RIGHT, None, RIGHT) for v in verdicts], compared)
 
 
-def test_a_comparison_that_failed_has_a_code_of_its_own():
+def test_exit_codes():
+    assert code("ok", "warn", "faster") == 0 and code("ok", "regression") == 1 and code("vanished") == 1
+    assert code("regression", "numerics") == 2 and code("ok", "inconclusive") == 3
+    assert code("regression", "inconclusive") == 1 and code() == 5
+    assert code("ok", compared=ab_static.Comparison(3, 1, ["spills"])) == 1
     assert code("ok", "not compared", "inconclusive") == 6 and code("not compared", "regression") == 1
     assert code("new") == 0 and code("not run") == 5 and code("ok", "not run") == 0
     broken = ab_static.Comparison(0, 0, [], "the base does not compile", failed=True)
@@ -156,8 +168,7 @@ def test_one_pair_of_processes_has_no_interval():
     assert estimate.value == pytest.approx(1.2) and not gate_statistics.settled(estimate)
     assert not gate_statistics.unchanged(estimate) and not gate_statistics.looks_slower(estimate)
     assert gate_statistics.verdict(estimate, estimate, RIGHT) == "inconclusive"
-    item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
-    assert "-" in ab_command._cells(ab.Outcome(item, "inconclusive", "", estimate))
+    assert "-" in ab_command._cells(ab.Outcome(ITEM, "inconclusive", "", estimate))
 
 
 def test_an_interrupted_ab_keeps_what_was_judged(monkeypatch, tmp_path, capsys):
@@ -173,17 +184,8 @@ def test_an_interrupted_ab_keeps_what_was_judged(monkeypatch, tmp_path, capsys):
     (tmp_path / "retro_kernels").mkdir()
     path, page = tmp_path / "a.jsonl", tmp_path / "a.md"
     page.write_text("all is well")
-    command = [
-        "ab",
-        "--base",
-        str(tmp_path),
-        "--no-static",
-        "--no-build",
-        "--op",
-        "leaky_average",
-        "--dtype",
-        "float32",
-    ]
+    command = ["ab", "--base", str(tmp_path), "--no-static", "--no-build", "--op", "leaky_average"]
+    command += ["--dtype", "float32"]
     assert retro_bench.main([*command, "--json", str(path), "--markdown", str(page)]) == 5
     judged = [(one["status"], (one["time"] or one)["method" if one["time"] else "reason"]) for one in record.read(path)]
     times = [("ok", {"clock": "wall", "interleaved": True, "side": side, "verdict": "ok"}) for side in ("base", "head")]

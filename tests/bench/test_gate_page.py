@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from retro_bench.records import environment
-from tests.bench.foreign import GIT
+from tests.trees import GIT
 
 PAGE = environment.ROOT / "docs" / "gate_your_kernel.md"
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) for line in block.splitlines()]

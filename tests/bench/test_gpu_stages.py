@@ -37,12 +37,8 @@ def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path)
         device = "cpu" if rehearse else "cuda"
         cases = plan.cases(plan.Selection(device, cases=names))
         assert {case.name for case in cases} == set(names)
-        assert {case.op for case in cases} >= {
-            "chunked_cross_attention",
-            "relative_attention",
-            "topk_chunks",
-            "leaky_average",
-        }
+        attentions = {"chunked_cross_attention", "relative_attention"}
+        assert {case.op for case in cases} >= attentions | {"topk_chunks", "leaky_average"}
 
 
 class Processes:
@@ -131,25 +127,15 @@ def test_memcheck_sees_tensors_apart(tmp_path, monkeypatch):
 
 
 def prediction(machine, microseconds, fingerprint="a"):
-    return {
-        "mode": "model",
-        "id": "leaky_average/triton/leaky_scan:wide:sm90/bfloat16/static",
-        "machine": machine,
-        "fingerprint": fingerprint,
-        "predicted_us": microseconds,
-        "bound": "L2",
-    }
+    row = {"mode": "model", "id": "leaky_average/triton/leaky_scan:wide:sm90/bfloat16/static", "machine": machine}
+    return row | {"fingerprint": fingerprint, "predicted_us": microseconds, "bound": "L2"}
 
 
 def test_predictions_are_the_newest_of_this_machine(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "bench" / "results"
     folder.mkdir(parents=True)
-    for name, row in {
-        "2026-11-22": prediction("H200", 1.0),
-        "2026-11-22-later": prediction("H200", 2.0),
-        "2026-11-23": prediction("A100", 3.0),
-    }.items():
-        (folder / f"predicted-h200-{name}.jsonl").write_text(json.dumps(row) + "\n")
+    for name, *row in (("22", "H200", 1.0), ("22-later", "H200", 2.0), ("23", "A100", 3.0)):
+        (folder / f"predicted-h200-2026-11-{name}.jsonl").write_text(json.dumps(prediction(*row)) + "\n")
     (row,) = predictions.newest(folder, "NVIDIA H200").values()
     assert row["predicted_us"] == 2.0
     monkeypatch.setattr(environment, "ROOT", tmp_path)

@@ -6,20 +6,12 @@ import random
 import retro_bench
 from retro_bench.commands import history
 from retro_bench.records import record
-from tests.bench.test_reports import timed
+from tests.bench.helpers import timed
 
 
 def run_of(number, seconds):
-    one = timed() | {"run": f"run{number}", "at": f"2026-01-{number + 1:02d}T00:00:00+00:00"}
-    one["git"] = {"sha": f"{number:040x}", "dirty": False}
-    one["time"] = one["time"] | {
-        "samples": [seconds],
-        "minimum": seconds,
-        "median": seconds,
-        "p10": seconds,
-        "p90": seconds,
-    }
-    return one
+    one = timed(seconds=seconds) | {"run": f"run{number}", "at": f"2026-01-{number + 1:02d}T00:00:00+00:00"}
+    return one | {"git": {"sha": f"{number:040x}", "dirty": False}}
 
 
 def test_a_step_is_found_and_noise_is_none():

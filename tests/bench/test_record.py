@@ -7,26 +7,12 @@ import os
 import pytest
 
 from retro_bench.records import environment, record
+from tests.bench.helpers import timed
 
 
 @pytest.fixture
 def good():
-    numerics = {
-        "passed": True,
-        "checked": "every element",
-        "tensors": {"out": {"frobenius": 1e-7, "limit": 1e-6, "passed": True}},
-    }
-    time = {
-        "samples": [0.1, 0.2],
-        "minimum": 0.1,
-        "median": 0.15,
-        "p10": 0.11,
-        "p90": 0.19,
-        "method": {"clock": "wall"},
-    }
-    names = {"op": "op", "backend": "cpu", "role": "ours", "dtype": "float32", "mode": "fwd", "status": "ok"}
-    names |= {"case": {"name": "case", "shape": {}}, "git": {"sha": None, "dirty": None}}
-    return record.blank(**names, run="a", environment={}, device={}, numerics=numerics, time=time)
+    return timed("op", case="case", run="a")
 
 
 def test_round_trip(good, tmp_path):

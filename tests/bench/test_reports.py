@@ -11,55 +11,7 @@ from retro_bench.commands import ab as ab_command
 from retro_bench.compare import ab
 from retro_bench.records import environment, machines, record
 from retro_bench.report import html, markdown, terminal
-from tests.bench.helpers import static_record
-
-
-def timed(op="leaky_average", backend="cpu", case="a", seconds=1e-3, role="ours", status="ok", **more):
-    numerics = {"passed": status == "ok", "checked": "every element", "tensors": {}}
-    numerics["tensors"]["y"] = {
-        "frobenius": 1e-7,
-        "maximum": 1e-6,
-        "limit": 1e-6,
-        "yardstick": 5e-7,
-        "passed": status == "ok",
-    }
-    time = {
-        "samples": [seconds],
-        "minimum": seconds,
-        "median": seconds,
-        "p10": seconds,
-        "p90": seconds,
-        "method": {"clock": "wall"},
-    }
-    ceilings = {"bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11, "bfloat16": None}}
-    empty = dict.fromkeys(record.FIELDS)
-    made = empty | {
-        "schema": record.SCHEMA,
-        "run": "r",
-        "at": record.now(),
-        "id": f"{op}/{backend}/{case}/float32/fwd",
-        "op": op,
-        "backend": backend,
-        "role": role,
-        "dtype": "float32",
-        "mode": "fwd",
-        "status": status,
-        "reason": None if status == "ok" else "because",
-        "git": {"sha": "abc", "dirty": False},
-        "environment": {"torch": "2", "triton": None, "threads": 2},
-        "device": {"name": "a processor"},
-        "ceilings": ceilings,
-        "case": {"name": case, "shape": {}},
-        "seed": 1,
-        "numerics": numerics,
-        "time": time if status == "ok" else None,
-        "work": {"flops": 1e6, "bytes": 1e6},
-        "roofline": {"floor_s": 1e-4, "bound": "memory", "fraction": 1e-4 / seconds},
-        "speedup": {"eager": 2.0, "sdpa_plain": 0.1, "toeplitz": 1.5},
-    }
-    made |= more
-    assert record.validate(made) == []
-    return made
+from tests.bench.helpers import static_record, timed
 
 
 def test_terminal_table_names_the_best_rival_of_the_same_function():
@@ -235,19 +187,11 @@ def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
         assert f"{name}:1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["report", "{path}"],
-        ["report", "{path}", "--format", "html"],
-        ["list"],
-        ["--help"],
-    ],
-)
+@pytest.mark.parametrize("command", ["report {path} --format html", "report {path}", "list", "--help"])
 def test_what_measures_nothing_needs_no_torch(command, tmp_path):
     """Importing torch takes seconds; the test checks the loaded modules."""
     record.Writer(tmp_path / "a.jsonl").write(timed())
-    arguments = [part.format(path=tmp_path / "a.jsonl") for part in command]
+    arguments = [part.format(path=tmp_path / "a.jsonl") for part in command.split()]
     loaded = "'torch._C' in sys.modules, 'triton' in sys.modules"
     code = f"import sys, retro_bench; code = retro_bench.main({arguments!r}); print(code, {loaded})"
     done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)

@@ -101,13 +101,8 @@ def test_out_of_memory_and_a_backend_that_declines_are_statuses(tiny, tmp_path):
     for name, function in (("greedy", greedy), ("picky", picky), ("broken", broken)):
         retro_bench.register(retro_bench.Contender("relative_attention", name, function, role="ours"))
     code, records = run(tmp_path / "a.jsonl", "--backend", "greedy,picky,reference", "--mode", "fwd")
-    statuses = {name: r["status"] for name, r in by_backend(records).items()}
-    assert (
-        code == 0
-        and statuses["greedy"] == "oom"
-        and statuses["picky"] == "unsupported"
-        and statuses["reference"] == "ok"
-    )
+    statuses = [by_backend(records)[name]["status"] for name in ("greedy", "picky", "reference")]
+    assert code == 0 and statuses == ["oom", "unsupported", "ok"]
     code, records = run(tmp_path / "b.jsonl", "--backend", "broken", "--mode", "fwd")
     assert code == 2 and "illegal memory access" in by_backend(records)["broken"]["reason"]
 
@@ -116,28 +111,20 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
     def interrupts(**arguments):
         raise KeyboardInterrupt
 
+    stops = dict(op="relative_attention", name="stops", role="ours")
+    only = lambda case, dtype, device: None if case.name == "second" else "no"  # noqa: E731
     retro_bench.register(retro_bench.Case(**{**vars(tiny), "name": "second"}))
-    retro_bench.register(retro_bench.Contender("relative_attention", "mine", wrong(1.0).function, role="ours"))
-    retro_bench.register(
-        retro_bench.Contender(
-            "relative_attention",
-            "stops",
-            interrupts,
-            role="ours",
-            reason=lambda c, t, d: None if c.name == "second" else "no",
-        )
-    )
+    retro_bench.register(wrong(1.0))
+    retro_bench.register(retro_bench.Contender(**stops, function=interrupts, reason=only))
     path = tmp_path / "a.jsonl"
-    command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"]
-    assert retro_bench.main(command) == 5
+    assert run(path, "--backend", "mine,stops", "--mode", "fwd")[0] == 5
     kept = record.read(path)
     timed = {r["case"]["name"] for r in kept if r["time"]}
     assert timed == {"tiny"} and "stops" in {i.split("/")[1] for i in record.left(path)}
     with open(path, "a") as f:
         f.write('{"schema": 1, "run"')  # killed inside a write
     assert len(record.read(path)) == len(kept)
-    right = retro_bench.Contender("relative_attention", "stops", wrong(1.0).function, role="ours")
-    retro_bench.register(right, replace=True)
+    retro_bench.register(retro_bench.Contender(**stops, function=wrong(1.0).function), replace=True)
     command = ["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]
     assert retro_bench.main(command) == 0
     records = record.read(path)
@@ -151,13 +138,11 @@ def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_w
     tiny, tmp_path, monkeypatch, capsys
 ):
     """Too low at first, then right. A ceiling that stays too low is an error of `profile`, not a share of 185%."""
-    low = {
-        "bytes_per_s": 1.0,
-        "cached_bytes_per_s": None,
-        "cache_bytes": None,
-        "flops_per_s": {"float32": 1.0, "bfloat16": None},
-    }
-    high = low | {"bytes_per_s": 1e15, "flops_per_s": {"float32": 1e15, "bfloat16": None}}
+    low, high = (
+        {"bytes_per_s": rate, "cached_bytes_per_s": None, "cache_bytes": None}
+        | {"flops_per_s": {"float32": rate, "bfloat16": None}}
+        for rate in (1.0, 1e15)
+    )
     for answers, code in (([low, high], 0), ([low] * 9, 3)):
         path, left = tmp_path / str(code), list(answers)
         monkeypatch.setattr(ceilings, "measure", lambda device, left=left: left.pop(0))
@@ -190,25 +175,11 @@ def test_shares_are_of_the_highest_ceiling_of_a_run(tiny, tmp_path, monkeypatch)
 
 
 def test_a_run_is_not_resumed_on_another_machine(tiny, tmp_path, monkeypatch, capsys):
-    run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
+    some, path = ("--backend", "reference", "--mode", "fwd"), tmp_path / "a.jsonl"
+    run(path, *some)
     real = environment.environment()
     monkeypatch.setattr(environment, "environment", lambda: real | {"isa": ["another"]})
-    assert (
-        retro_bench.main(
-            [
-                "run",
-                *QUICK,
-                "--resume",
-                str(tmp_path / "a.jsonl"),
-                "--no-ceilings",
-                "--backend",
-                "reference",
-                "--mode",
-                "fwd",
-            ]
-        )
-        == 4
-    )
+    assert retro_bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", *some]) == 4
     assert "measured elsewhere: isa" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ import pytest
 from retro_bench.__main__ import parser
 from retro_bench.records import environment
 from retro_bench.report import markdown
-from tests.bench.foreign import GIT
+from tests.trees import GIT
 
 FOLDERS = environment.ROOT / "bench" / "ci", environment.ROOT / ".github" / "workflows"
 FILES = {path.name: path for folder in FOLDERS for path in sorted(folder.glob("*.yml"))}
@@ -79,14 +79,8 @@ def act(folder, step, bench="exit 0", **inputs):
 @pytest.mark.parametrize(
     ("code", "allow", "expected", "said"),
     [
-        *[
-            (0, "false", 0, ""),
-            (1, "false", 1, ""),
-            (2, "true", 2, ""),
-            (3, "false", 0, "::warning::"),
-            (5, "true", 5, ""),
-        ],
-        *[(6, "false", 6, "::error::"), (6, "true", 0, "::warning::")],
+        *((0, "false", 0, ""), (1, "false", 1, ""), (2, "true", 2, ""), (3, "false", 0, "::warning::")),
+        *((5, "true", 5, ""), (6, "false", 6, "::error::"), (6, "true", 0, "::warning::")),
     ],
 )
 def test_the_action_is_green_only_after_a_comparison_or_with_permission(tmp_path, code, allow, expected, said):
@@ -144,16 +138,13 @@ def test_steps_and_make_targets_exist(name):
 
 def test_what_runs_a_pull_requests_code_may_write_nothing_and_what_writes_runs_none_of_it():
     measures, comments = workflow(), workflow("comment.yml")
-    assert measures["permissions"] == {"contents": "read"} and not any(
-        "permissions" in job for job in measures["jobs"].values()
-    )
+    assert measures["permissions"] == {"contents": "read"}
+    assert not any("permissions" in job for job in measures["jobs"].values())
     assert {"static", "ab", "gpu"} <= measures["jobs"].keys()
-    assert comments["permissions"]["pull-requests"] == "write" and comments[True]["workflow_run"]["workflows"] == [
-        measures["name"]
-    ]
-    assert not [
-        step for step in steps("comment.yml") if "checkout" in step.get("uses", "") or "python" in step.get("run", "")
-    ]
+    assert comments["permissions"]["pull-requests"] == "write"
+    assert comments[True]["workflow_run"]["workflows"] == [measures["name"]]
+    for step in steps("comment.yml"):
+        assert "checkout" not in step.get("uses", "") and "python" not in step.get("run", "")
     uploaded = next(s for s in steps() if "upload-artifact" in s.get("uses", "") and s["with"]["name"] == "comment")
     downloaded = next(s for s in steps("comment.yml") if "download-artifact" in s.get("uses", ""))
     assert uploaded["with"]["name"] == downloaded["with"]["name"]
@@ -183,17 +174,8 @@ case "$2" in repos/me/it/pulls/7) echo abc;; repos/me/it/pulls/*) exit 1;; esac
 
 
 def test_a_comment_is_posted_only_to_the_pull_request_that_was_measured(tmp_path):
-    for name, number, head in (
-        ("own", "7", "abc"),
-        ("moved", "7", "def"),
-        ("foreign", "8", "abc"),
-        ("many", "7; echo 7", "abc"),
-        ("none", "", "abc"),
-    ):
+    requests = {"own": ("7", "abc"), "moved": ("7", "def"), "foreign": ("8", "abc"), "none": ("", "abc")}
+    for name, given in (requests | {"many": ("7; echo 7", "abc")}).items():
         (tmp_path / name).mkdir()
-        code, asked = post(tmp_path / name, number, head)
-        assert ("--method" in asked) == (name == "own") and (code == 0) == (name in ("own", "moved")), (
-            name,
-            code,
-            asked,
-        )
+        code, asked = post(tmp_path / name, *given)
+        assert (("--method" in asked), code == 0) == (name == "own", name in ("own", "moved")), (name, code, asked)

@@ -61,10 +61,8 @@ def by_rule(monkeypatch):
 
 def distance(row):
     """Time that is least at 64 x 256 with 8 warps, several steps from the committed row."""
-    return 1 + sum(
-        abs(row[name].bit_length() - best.bit_length())
-        for name, best in (("block_m", 64), ("block_n", 256), ("num_warps", 8))
-    )
+    best = {"block_m": 64, "block_n": 256, "num_warps": 8}
+    return 1 + sum(abs(row[name].bit_length() - size.bit_length()) for name, size in best.items())
 
 
 def test_neighbours_are_within_bounds_and_differ_in_one_or_two_numbers():
@@ -73,9 +71,7 @@ def test_neighbours_are_within_bounds_and_differ_in_one_or_two_numbers():
     for row in rows:
         assert 1 <= sum(row[name] != ROW[name] for name in ROW) <= 2
         assert row["block_m"] >= 16 and row["block_n"] >= 16 and row["num_warps"] >= 1 and row["num_stages"] >= 1
-        assert {name: row[name] for name in ("kernel", "arch", "bytes", "width", "rows")} == {
-            name: ROW[name] for name in ("kernel", "arch", "bytes", "width", "rows")
-        }
+        assert all(row[name] == ROW[name] for name in ("kernel", "arch", "bytes", "width", "rows"))
 
 
 def test_the_rows_of_topk_chunks_keep_what_they_are_chosen_by():
@@ -131,12 +127,9 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     (tmp_path / OP / "tiles.json").write_text(text)
     monkeypatch.setattr(tiles, "_OPS", tmp_path)
     tiles.write_row(OP, ROW, {**ROW, "num_warps": 1})
-    changed = [
-        pair
-        for pair in zip(text.splitlines(), (tmp_path / OP / "tiles.json").read_text().splitlines(), strict=True)
-        if pair[0] != pair[1]
-    ]
-    assert len(changed) == 1 and json.loads(changed[0][1].rstrip(","))["num_warps"] == 1
+    now = (tmp_path / OP / "tiles.json").read_text().splitlines()
+    (changed,) = [new for old, new in zip(text.splitlines(), now, strict=True) if old != new]
+    assert json.loads(changed.rstrip(","))["num_warps"] == 1
     with pytest.raises(ValueError, match="expected one row"):
         tiles.write_row(OP, ROW, ROW)
     monkeypatch.undo()

@@ -12,73 +12,38 @@ from retro_bench.ops import _shared, chunked_cross_attention, relative_attention
 from retro_bench.registry import Case
 
 
-def small(op: str, name: str, letters: str, sizes: tuple, options=None, extras=(), **more) -> Case:
-    return Case(op, name, dict(zip(letters, sizes, strict=True)), "a test", options or {}, extras, **more)
+def small(op: str, name: str, shape: str, options=None, extras=(), **more) -> Case:
+    return _shared.case(op, name, "a test", shape, options=options or {}, extras=extras, **more)
 
 
-TINY = {
-    "chunked_cross_attention": [
-        small(
-            "chunked_cross_attention",
-            "all",
-            "BNMKRHGDL",
-            (2, 11, 4, 2, 6, 2, 1, 16, 2),
-            {},
-            ("rel_key", "content_bias", "position_bias", "neighbour_mask", "neighbour_gate"),
-        ),
-        small(
-            "chunked_cross_attention",
-            "decode",
-            "BNMKRHDL",
-            (1, 5, 4, 1, 6, 2, 16, 3),
-            {"query_start": 9},
-            ("rel_key",),
-            modes=("decode",),
-        ),
-    ],
-    "relative_attention": [
-        small(
-            "relative_attention",
-            "causal",
-            "BNSHGDT",
-            (2, 9, 9, 2, 1, 16, 9),
-            {"causal": True, "rel_start": 0},
-            ("rel_key", "content_bias", "position_bias"),
-        ),
-        small(
-            "relative_attention",
-            "narrow",
-            "BNSHDET",
-            (1, 12, 12, 2, 16, 4, 3),
-            {"causal": True, "rel_start": 0},
-            ("rel_key", "rel_query"),
-        ),
-        small("relative_attention", "cross", "BNSHD", (1, 7, 5, 2, 16), {}, ("rel_key", "key_mask")),
-        small("relative_attention", "gap", "BNSHD", (1, 8, 8, 2, 16), {"causal": True, "causal_gap": 1}),
-        small("relative_attention", "window", "BNSHD", (1, 6, 10, 2, 16), {"causal": True, "window": 3}),
-        small(
-            "relative_attention", "one", "BNSHDT", (1, 1, 9, 2, 16, 9), {"causal": True, "rel_start": 0}, ("rel_key",)
-        ),
-    ],
-    "relative_logits": [
-        small("relative_logits", "one", "BNSHE", (1, 1, 8, 2, 8), {"query_offset": 7}),
-        small("relative_logits", "bounded", "BNSHET", (1, 6, 8, 2, 8, 5), {"rel_start": -2}, ("position_bias",)),
-    ],
-    "topk_chunks": [
-        small("topk_chunks", "causal", "BQSDk", (2, 9, 9, 8, 3), {"causal_gap": 2}),
-        small("topk_chunks", "l2", "BQSDk", (1, 4, 20, 8, 5), {"metric": "l2"}, ("query_doc",)),
-    ],
-    "leaky_average": [
-        small("leaky_average", "carried", "BNHD", (2, 300, 2, 4), {}, ("initial",)),
-    ],
-    "rms_norm": [Case("rms_norm", "a", {"B": 2, "N": 9, "D": 7}, "a test")],
-    "cross_entropy": [Case("cross_entropy", "a", {"N": 9, "V": 7}, "a test")],
-}
-ALL = [case for cases in TINY.values() for case in cases]
+CAUSAL = {"causal": True, "rel_start": 0}
+BIASED = ("rel_key", "content_bias", "position_bias")
+EXTRAS = (*BIASED, "neighbour_mask", "neighbour_gate")
+RELATIVE = [
+    small("relative_attention", "causal", "B=2 N=9 S=9 H=2 G=1 D=16 T=9", CAUSAL, BIASED),
+    small("relative_attention", "narrow", "B=1 N=12 S=12 H=2 D=16 E=4 T=3", CAUSAL, ("rel_key", "rel_query")),
+    small("relative_attention", "cross", "B=1 N=7 S=5 H=2 D=16", {}, ("rel_key", "key_mask")),
+    small("relative_attention", "gap", "B=1 N=8 S=8 H=2 D=16", {"causal": True, "causal_gap": 1}),
+    small("relative_attention", "window", "B=1 N=6 S=10 H=2 D=16", {"causal": True, "window": 3}),
+    small("relative_attention", "one", "B=1 N=1 S=9 H=2 D=16 T=9", CAUSAL, ("rel_key",)),
+]
+DECODE = {"options": {"query_start": 9}, "extras": ("rel_key",), "modes": ("decode",)}
+ALL = [
+    small("chunked_cross_attention", "all", "B=2 N=11 M=4 K=2 R=6 H=2 G=1 D=16 L=2", {}, EXTRAS),
+    small("chunked_cross_attention", "decode", "B=1 N=5 M=4 K=1 R=6 H=2 D=16 L=3", **DECODE),
+    *RELATIVE,
+    small("relative_logits", "one", "B=1 N=1 S=8 H=2 E=8", {"query_offset": 7}),
+    small("relative_logits", "bounded", "B=1 N=6 S=8 H=2 E=8 T=5", {"rel_start": -2}, ("position_bias",)),
+    small("topk_chunks", "causal", "B=2 Q=9 S=9 D=8 k=3", {"causal_gap": 2}),
+    small("topk_chunks", "l2", "B=1 Q=4 S=20 D=8 k=5", {"metric": "l2"}, ("query_doc",)),
+    small("leaky_average", "carried", "B=2 N=300 H=2 D=4", {}, ("initial",)),
+    small("rms_norm", "a", "B=2 N=9 D=7"),
+    small("cross_entropy", "a", "N=9 V=7"),
+]
 names = [f"{case.op}/{case.name}" for case in ALL]
 
 
-@pytest.mark.parametrize("case", TINY["relative_attention"], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", RELATIVE, ids=lambda c: c.name)
 def test_visible_pairs_are_counted_one_by_one(case):
     n, keys, o = case.shape["N"], case.shape["S"], case.options
     offset = keys - n if o.get("causal") else 0
@@ -102,18 +67,11 @@ def test_flops_and_bytes_of_retro_by_hand():
 
 def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads_no_table():
     """Counted by hand: a causal triangle of 3, one head of width 4, float32; the backward pass adds to both."""
-    plain = Case("relative_attention", "a", {"B": 1, "N": 3, "S": 3, "H": 1, "D": 4}, "a test", {"causal": True})
+    plain = small("relative_attention", "a", "B=1 N=3 S=3 H=1 D=4", {"causal": True})
     forward, both = (relative_attention.work(plain, 4, mode) for mode in ("fwd", "fwdbwd"))
     assert forward == Work(4.0 * 6 * 4, 4 * 3 * 4 * 4)
     assert both == Work(forward.flops * 3.5, forward.bytes + 8 * 3 * 4 * 4 + 2 * 3 * _shared.LSE_BYTES)
-    table = Case(
-        "relative_attention",
-        "b",
-        {"B": 1, "N": 3, "S": 3, "H": 1, "D": 4, "T": 3},
-        "a test",
-        {"causal": True, "rel_start": 0},
-        ("rel_key",),
-    )
+    table = small("relative_attention", "b", "B=1 N=3 S=3 H=1 D=4 T=3", CAUSAL, ("rel_key",))
     assert relative_attention.work(table, 4, "fwd") == Work(forward.flops + 2.0 * 6 * 4, forward.bytes + 3 * 4 * 4)
 
 
@@ -136,11 +94,9 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
     operator = retro_bench.OPERATORS[case.op]
     arguments = case.make(4, "cpu", torch.float32)
     for contender in [c for c in retro_bench.CONTENDERS.values() if c.op == case.op and c.role == "baseline"]:
-        if (
-            "cpu" not in contender.devices
-            or contender.name.endswith("_compiled")
-            or contender.reason(case, "float32", "cpu")
-        ):
+        if "cpu" not in contender.devices or contender.name.endswith("_compiled"):
+            continue
+        if contender.reason(case, "float32", "cpu"):
             continue
         truth = oracle.solve(operator, case, arguments, 4, backward=contender.differentiable)
         verdict = numerics.judge(numerics.errors(operator, contender, arguments, truth), None, "float32", truth.checked)
@@ -150,7 +106,7 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
 
 
 def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
-    case = TINY["relative_attention"][0]
+    case = RELATIVE[0]
     monkeypatch.setattr(oracle, "TOTAL_ELEMENTS", {"cpu": 1})
     long = Case(**{**vars(case), "shape": dict(case.shape) | {"N": 40, "S": 40, "T": 40}})
     arguments = long.make(5, "cpu", torch.float32)
@@ -175,14 +131,8 @@ def test_top_k_judges_the_choice_not_the_order_of_equals():
         return any(e is None or e > 1e-6 for e in errors)
 
     assert not fails([0, 1]) and not fails([1, 0])
-    assert fails([0, 4]) and fails([0, -2])
-    assert (
-        fails([0, 0])
-        and fails([3, 0], (9.0, 3.0))
-        and fails([0, 2], (3.0, 2.0))
-        and fails([0, -1])
-        and fails([0, 1], (3.0, 3.1))
-    )
+    assert all(fails(indices) for indices in ([0, 4], [0, -2], [0, 0], [0, -1]))
+    assert fails([3, 0], (9.0, 3.0)) and fails([0, 2], (3.0, 2.0)) and fails([0, 1], (3.0, 3.1))
 
 
 def test_a_choice_beyond_the_causal_limit_is_no_candidate():
@@ -208,12 +158,7 @@ def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit
 def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
     """The library's half product is not a ceiling without instructions for half types: widened operands are faster."""
     measured = {"flops_per_s": {"float32": 100.0, "bfloat16": 20.0}, "bytes_per_s": 1.0}
-    assert (
-        ceilings.rate(measured, "bfloat16")
-        == ceilings.rate(measured, "float16")
-        == ceilings.rate(measured, "float32")
-        == 100.0
-    )
+    assert [ceilings.rate(measured, dtype) for dtype in ("bfloat16", "float16", "float32")] == [100.0] * 3
     assert ceilings.rate({"flops_per_s": {"float32": 100.0, "bfloat16": 230.0}}, "bfloat16") == 230.0
     assert ceilings.rate(measured, "float64") is None
     roofline = ceilings.roofline(Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)

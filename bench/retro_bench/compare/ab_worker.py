@@ -51,10 +51,12 @@ def listed(side: Side, message: dict) -> dict:
     if side.load(message["plugins"]):
         return {"items": []}
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in message["list"].items()}
-    selection = side.module("measure.choose").Selection(**fields)
+    choose, known = side.module("measure.choose"), side.harness.OPERATORS
+    if fields["ops"]:  # the other tree may have more
+        fields["ops"] = tuple(name for name in fields["ops"] if any(choose.matches(op, (name,)) for op in known))
     try:
-        items = side.module("compare.ab").items(selection)
-    except side.module("measure.choose").EmptySelection:
+        items = side.module("compare.ab").items(choose.Selection(**fields))
+    except choose.EmptySelection:
         items = []
     return {"items": [[i.op, i.backend, i.case, i.dtype, i.mode] for i in items]}
 
