@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -66,34 +65,3 @@ def _inspect(memory, x: Tensor) -> Inspection:
     error, baseline = ((guess - value).norm(dim=-1) / memory.value_scale for guess in (y[:, :-1], mean))
     attention = torch.where(past, torch.exp(logits - lse.unsqueeze(-1)), 0)
     return Inspection(error, baseline, attention, memory.decay, memory.key_scale, memory.value_next.detach().clone())
-
-
-def by_lag(attention: Tensor, lags: int) -> Tensor:
-    """Return the mean weight of the pair 1, 2, .. lags tokens back, [h,lags], over tokens with `lags` before them."""
-    back = range(1, min(lags, attention.shape[-2] - 1) + 1)
-    means = [attention.diagonal(-lag, -2, -1)[..., max(0, lags - lag) :].mean((0, 2)) for lag in back]
-    return torch.stack(means, 1)
-
-
-def draw(blocks: list[Inspection], path: Path, lags: int = 64) -> None:
-    """Draw each head's mean attention by distance, with its decay and skill, as figures 12 and 15 of the paper."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    heads = len(blocks[0].decay)
-    size = {"figsize": (2.2 * heads, 1.9 * len(blocks)), "squeeze": False, "sharex": True, "sharey": True}
-    figure, axes = pyplot.subplots(len(blocks), heads, **size)
-    for number, (row, block) in enumerate(zip(axes, blocks), 1):
-        skill = block.skill.tolist()
-        for head, (axis, weights) in enumerate(zip(row, by_lag(block.attention, lags).tolist())):
-            axis.semilogy(range(1, len(weights) + 1), weights)
-            facts = f"decay {float(block.decay[head]):.2f}, skill {skill[head]:.2f}"
-            axis.set_title(f"block {number}, head {head}\n{facts}", fontsize=8)
-    for axis in axes[-1]:
-        axis.set_xlabel("tokens back")
-    figure.supylabel("mean attention")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)

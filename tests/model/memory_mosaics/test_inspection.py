@@ -1,4 +1,4 @@
-"""Inspection: errors, attention and skill against loops, and the picture."""
+"""Inspection: errors, attention and skill against loops."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from retro_kernels.testing import relative_error
-from retro_model.memory_mosaics.inspection import by_lag, draw, inspect
+from retro_model.memory_mosaics.inspection import inspect
 from tests.model.memory_mosaics import tiny
 from tests.model.memory_mosaics.naive import Naive, layer_norm, norm, stored
 
@@ -62,19 +62,6 @@ def test_a_period_is_foreseen_and_noise_is_not():
     with torch.no_grad():
         memory.stored_key_scale.fill_(0.4)
         memory.stored_decay.fill_(1.0)  # keys of the last token alone
-    periodic = inspect(model, torch.tensor([[1, 5, 9] * 12]))[0].skill
+    periodic = inspect(model.train(), torch.tensor([[1, 5, 9] * 12]))[0].skill
     noise = inspect(model, torch.randint(0, tiny.VOCAB, (8, 36)))[0].skill
-    assert periodic.min() > 0.8 and noise.max() < 0.5
-
-
-def test_by_lag_averages_diagonals():
-    attention = torch.zeros(1, 1, 6, 5)
-    for t in range(1, 6):
-        attention[0, 0, t, t - 1] = 1
-    torch.testing.assert_close(by_lag(attention, 3), torch.tensor([[1.0, 0.0, 0.0]]))
-
-
-def test_the_picture_is_drawn_and_the_mode_restored(tmp_path):
-    model = tiny.model().train()
-    draw(inspect(model, tiny.tokens()), tmp_path / "memories.png", lags=8)
-    assert (tmp_path / "memories.png").read_bytes().startswith(b"\x89PNG") and model.training
+    assert periodic.min() > 0.8 and noise.max() < 0.5 and model.training
