@@ -83,8 +83,8 @@ def _score(model, rows: list[Tensor], counts: list[int], retrieve: Retrieve | No
     real = torch.zeros(len(rows), columns, dtype=torch.bool, device=device)
     for i, row in enumerate(rows):
         tokens[i, columns - len(row) :], real[i, columns - len(row) :] = row, True
-    neighbours = {} if retrieve is None else ChunkNeighbours(retrieve, model.config, device).of_padded(rows)
-    mask = {"attention_mask" if hasattr(model, "pads_prompts") else "token_mask": real}
+    neighbours = {} if retrieve is None else ChunkNeighbours(retrieve, model.config, device).of_prompts(rows)
+    mask = {getattr(model, "pads_prompts", "token_mask"): real}
     logits = model(tokens, **neighbours, **(mask if not real.all() else {}))
     scored = []
     for i, count in enumerate(counts):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -23,20 +22,7 @@ class ChunkNeighbours:
         self.chunk_len, self.vocab_size = config.chunk_len, config.vocab_size
         self.shape: torch.Size | None = None  # [K,R] of the first result
 
-    def of_prompts(self, rows: list[Tensor]) -> list[dict]:
-        """Return the neighbours [B,L,K,R] of the complete chunks for each group of rows of one length; search once."""
-        m, inputs, first = self.chunk_len, [], 0
-        parts = torch.cat([row[: len(row) // m * m].view(-1, m) for row in rows])
-        retrieved = self._find(parts) if len(parts) else ()
-        for length, group in itertools.groupby(rows, len):
-            count, chunks = len(list(group)), length // m
-            here = slice(first, first + count * chunks)
-            first = here.stop
-            found = [t[here].unflatten(0, (count, chunks)) for t in retrieved] if chunks else []
-            inputs.append(dict(zip(checks.RETRIEVED, found)))
-        return inputs
-
-    def of_padded(self, rows: list[Tensor]) -> dict:
+    def of_prompts(self, rows: list[Tensor]) -> dict:
         """Return the neighbours [B,L,K,R] of all rows' complete chunks; L is the longest row's, padding is masked."""
         m = self.chunk_len
         places = [(row, chunk) for row, tokens in enumerate(rows) for chunk in range(len(tokens) // m)]

@@ -45,8 +45,8 @@ class Decodes(Protocol):
             `retrieves`, both calls take `neighbours` [B,L,K,R] and `neighbour_mask` of the chunks of `chunk_len` tokens
             that complete within the call.
         decodes_ragged: whether rows of different lengths share a cache. If not, each length is decoded separately.
-        pads_prompts: whether such rows enter together, padded on the left under `attention_mask` [B,N], and need no
-            `Cache.join`; may be absent.
+        pads_prompts: name of both calls' argument for a mask [B,N], under which such rows enter together, padded on the
+            left, so that they need no `Cache.join`; may be absent.
         generation_options: names of further keyword options of both calls, which `generate` passes on; may be absent.
     """
 
@@ -214,21 +214,22 @@ class _Sampler:
     def _prefill(self) -> tuple[Tensor, Cache]:
         """Return logits [B,V] after the prompts, and the cache that holds them."""
         one_length = len(self.rows[0]) == self.columns  # one cache, no join
-        if not one_length and getattr(self.model, "pads_prompts", False):
+        inputs = {} if self.neighbours is None else self.neighbours.of_prompts(self.rows)
+        if not one_length and (mask := getattr(self.model, "pads_prompts", None)):
             cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
-            inputs = {} if self.neighbours is None else self.neighbours.of_padded(self.rows)
             starts = transfer.numbers(self.starts, self.tokens.device)
-            inputs["attention_mask"] = (torch.arange(self.columns, device=starts.device) >= starts[:, None]).long()
+            inputs[mask] = (torch.arange(self.columns, device=starts.device) >= starts[:, None]).long()
             return self.model.last_logits(self.tokens[:, : self.columns], cache=cache, **inputs, **self.options), cache
-        inputs_of = itertools.repeat({}) if self.neighbours is None else iter(self.neighbours.of_prompts(self.rows))
         caches, logits, first = [], [], 0
         for length, group in itertools.groupby(self.rows, len):
             rows = list(group)
             cache = self.model.make_cache(len(rows), self.tokens.shape[1] if one_length else length)
-            here = _rows_of(self.options, slice(first, first + len(rows)))
-            logits.append(self.model.last_logits(torch.stack(rows), cache=cache, **next(inputs_of), **here))
+            here = slice(first, first := first + len(rows))
+            chunks = length // self.neighbours.chunk_len if inputs else 0
+            found = {name: t[here, :chunks] for name, t in inputs.items() if chunks}
+            options = _rows_of(self.options, here)
+            logits.append(self.model.last_logits(torch.stack(rows), cache=cache, **found, **options))
             caches.append(cache)
-            first += len(rows)
         return torch.cat(logits), caches[0] if one_length else type(caches[0]).join(caches, self.tokens.shape[1])
 
     def _completed(self, column: int) -> dict:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
 class KeyValueCache:
     """Keys and values [B,capacity,G,D] of the tokens so far, and relative keys [H,capacity,D], projected once.
 
-    The first call allocates them in the type of its keys. Rows of different lengths end in the same column (`join`):
-    positions are relative, so displacements stay right. The caller masks the columns before a row's first token.
+    The first call allocates them in the type of its keys. Rows of different lengths end in the same column: positions
+    are relative, so displacements stay right. The caller masks the columns before a row's first token.
 
     Args:
         capacity: columns.
@@ -45,18 +43,6 @@ class KeyValueCache:
         if self.rel_keys is None:
             self.rel_keys = positions(0, self.capacity)
         return self.rel_keys[:, :count]
-
-    @classmethod
-    def join(cls, caches: Sequence[KeyValueCache], capacity: int) -> KeyValueCache:
-        """Return one cache of all rows, in order, shifted so that all end in the same column."""
-        joined = cls(capacity)
-        joined.length = max(c.length for c in caches)
-        if all(c.keys is not None for c in caches):
-            for name in ("keys", "values"):
-                rows = [(getattr(c, name)[:, : c.length], joined.length - c.length) for c in caches]
-                padded = [F.pad(held, (0, 0, 0, 0, before, capacity - joined.length)) for held, before in rows]
-                setattr(joined, name, torch.cat(padded))
-        return joined
 
 
 class StepKeys:

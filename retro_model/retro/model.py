@@ -199,6 +199,7 @@ class Retro(nn.Module):
 
     sums_losses = True  # takes `loss_mask`
     decodes_ragged = True  # rows of different lengths share a cache
+    pads_prompts = "token_mask"  # and enter together under this mask
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetroCache:
         """Return an empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,11 +66,12 @@ class Frozen(nn.Module):
 
     _running: Any = None  # state of the forward pass that runs, for the hooks; `inputs`: of the blocks that retrieve
 
-    def _run(self, state, tokens: Tensor, options: dict):
-        """Return the decoder's output, with `state` as `_running`."""
+    @contextlib.contextmanager
+    def _during(self, state) -> Iterator[None]:
+        """Context manager: `state` is `_running`."""
         self._running = state
         try:
-            return self.decoder(tokens, **options)
+            yield
         finally:
             self._running = None
 
@@ -156,7 +158,7 @@ class FrozenDecoder(Frozen):
     always_attends = False  # whether `_with_neighbours` also serves calls without neighbours
     changes_logits = False  # whether the logits are more than the readout's, so that the loss needs all of them
     sums_losses = True  # takes `loss_mask`
-    pads_prompts = True  # rows of different lengths go in together under `attention_mask`
+    pads_prompts = "attention_mask"  # rows of different lengths enter together under this mask
 
     def __init__(self, decoder: nn.Module, config):
         theirs = "huggingface.RetrofitForCausalLM.generate(..., retrieve=...)"

@@ -1,4 +1,4 @@
-"""Decoding with a cache equals the whole forward pass, for any blocks and positions of the rows' chunks."""
+"""Decoding with a cache equals the whole forward pass, for any blocks."""
 
 import pytest
 import torch
@@ -74,46 +74,6 @@ def test_chunks_without_neighbours_among_chunks_with():
         assert relative_error(torch.cat(outs, 1), want) < EXACT
 
 
-def joined(model, rows, capacity=40):
-    """Return the cache of rows (tokens [1,n], neighbours, mask) of any lengths, each prefilled alone."""
-    caches = []
-    for tokens, neighbours, mask in rows:
-        caches.append(RetroCache(model.config, 1, tokens.shape[1]))
-        chunks = tokens.shape[1] // M
-        model(
-            tokens,
-            neighbours[:, :chunks] if chunks else None,
-            neighbour_mask=mask[:, :chunks] if chunks else None,
-            cache=caches[-1],
-        )
-    return RetroCache.join(caches, capacity)
-
-
-@pytest.mark.parametrize("lengths", [(3, 9, 6), (1, 2, 3, 4), (8, 4), (7, 7), (3, 11, 7)], ids=str)
-@pytest.mark.parametrize("blocks", [[1] * 9, [2, 5, 2], [9]], ids=str)
-def test_rows_of_different_lengths_equal_each_row_alone(lengths, blocks):
-    model = tiny.model(dtype=torch.float64)
-    whole = [tiny.inputs(seed=i, B=1, N=n + 9) for i, n in enumerate(lengths)]
-    cache = joined(model, [(t[:, :n], nb, k) for n, (t, nb, k) in zip(lengths, whole)])
-    assert cache.positions == list(lengths)
-    outs, done = [], 0
-    for count in blocks:
-        most = cache.completes(count)
-        neighbours, mask = (
-            torch.zeros(len(lengths), most, 2, 6, dtype=torch.int64),
-            torch.ones(len(lengths), most, 2, 6, dtype=torch.bool),
-        )
-        for row, (n, (_, nb, k)) in enumerate(zip(lengths, whole)):
-            here = slice((n + done) // M, (n + done + count) // M)
-            neighbours[row, : here.stop - here.start], mask[row, : here.stop - here.start] = nb[0, here], k[0, here]
-        tokens = torch.cat([t[:, n + done : n + done + count] for n, (t, _, _) in zip(lengths, whole)])
-        outs.append(model(tokens, neighbours, neighbour_mask=mask, cache=cache))
-        done += count
-    got = torch.cat(outs, 1)
-    for row, (n, (t, nb, k)) in enumerate(zip(lengths, whole)):
-        assert relative_error(got[row], model(t, nb, neighbour_mask=k)[0, n:]) < EXACT, row
-
-
 def test_float32_and_autocast():
     tokens, neighbours, mask = tiny.inputs(N=15)
     want = tiny.model(dtype=torch.float64)(tokens, neighbours, neighbour_mask=mask)
@@ -167,7 +127,3 @@ def test_refuses():
         RetroCache(model.config, 1, 65)
     with pytest.raises(TypeError, match="batch: expected an int; got float"):
         RetroCache(model.config, 1.0)
-    with pytest.raises(ValueError, match="capacity: expected at least the 6 tokens held; got 5"):
-        RetroCache.join([cache], 5)
-    with pytest.raises(ValueError, match="caches: expected at least one"):
-        RetroCache.join([])

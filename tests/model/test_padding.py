@@ -48,14 +48,15 @@ def test_gradients_reach_every_weight_and_no_padding():
         torch.testing.assert_close(got, parameter.grad, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("first", [18, 11])
-def test_a_cache_may_begin_with_padding(first):
+@pytest.mark.parametrize("blocks", [[18, 1], [11, *[1] * 8], [11, 2, 5, 1], [11, 8]], ids=str)
+def test_a_cache_may_begin_with_padding(blocks):
+    """Later blocks continue rows at different positions of their chunks."""
     model = tiny.model(dtype=torch.float64)
     _, tokens, real, neighbours, mask = padded()
     tokens, real, neighbours, mask = tokens[:3], real[:3], neighbours[:3], mask[:3]
     want = model(tokens, neighbours, neighbour_mask=mask, token_mask=real)
-    cache, done, parts = model.make_cache(3), [0, 0, 0], []
-    for begin, count in [(0, first)] + [(c, 1) for c in range(first, max(LENGTHS))]:
+    cache, done, parts, begin = model.make_cache(3), [0, 0, 0], [], 0
+    for count in blocks:
         ends = [max(begin + count - (19 - n), 0) // M for n in LENGTHS[:3]]
         most = max(e - d for e, d in zip(ends, done))
         new, new_mask = neighbours.new_zeros(3, most, 2, 6), mask.new_zeros(3, most, 2, 6)
@@ -64,7 +65,7 @@ def test_a_cache_may_begin_with_padding(first):
         here = real[:, :count] if begin == 0 else None
         inputs = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
         parts.append(model(tokens[:, begin : begin + count], cache=cache, token_mask=here, **inputs))
-        done = ends
+        done, begin = ends, begin + count
     for i, n in enumerate(LENGTHS[:3]):
         assert relative_error(torch.cat(parts, 1)[i, -n:], want[i, -n:]) < EXACT
 
