@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from retro_model.base import checks
 from retro_model.layers import FeedForward, RelativeAttention, RMSNorm, initialise
@@ -68,26 +66,18 @@ class NeighbourEncoder(nn.Module):
         config: sizes.
         embedding: tokens -> [...,d']; the decoder's own where embeddings are shared.
         backend: of `retro_kernels`; None: the fastest that serves a call.
-        checkpoint: recompute each layer's activations in the backward pass rather than keep them.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Algorithm 1, appendix B.1.2.
     """
 
     def __init__(
-        self,
-        config: RetroConfig,
-        embedding: nn.Embedding,
-        *,
-        backend: str | None = None,
-        checkpoint: bool = False,
-        device=None,
-        dtype=None,
+        self, config: RetroConfig, embedding: nn.Embedding, *, backend: str | None = None, device=None, dtype=None
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         if (width := getattr(embedding, "embedding_dim", config.encoder_d_model)) != config.encoder_d_model:
             raise ValueError(f"embedding: expected one of width encoder_d_model={config.encoder_d_model}; got {width}")
-        self.config, self.checkpoint, self.embedding = config, checkpoint, embedding
+        self.config, self.embedding = config, embedding
         self.chunk_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where) if config.encoder_cross_layers else None
         self.layers = nn.ModuleList(
             EncoderLayer(config, cross=layer in config.encoder_cross_layers, backend=backend, **where)
@@ -125,8 +115,5 @@ class NeighbourEncoder(nn.Module):
             chunks = self.chunk_norm(chunks)
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)  # [S,R,d']
         for layer in self.layers:
-            if self.checkpoint and torch.is_grad_enabled():
-                x = checkpoint(layer, x, chunks, key_mask, use_reentrant=False)
-            else:
-                x = layer(x, chunks, key_mask)
+            x = layer(x, chunks, key_mask)
         return self.norm(x).unflatten(0, neighbours.shape[:3])

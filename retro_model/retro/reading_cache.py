@@ -148,27 +148,3 @@ class ReadingCache:
                 self.bytes += reading.nbytes
         while self.bytes > self.max_bytes:
             self.bytes -= self._kept.popitem(last=False)[1].nbytes
-
-
-class Sharing:
-    """Distinct neighbours of one call: `rows` are read; `place` has the index in `pool` of each of the S neighbours."""
-
-    def __init__(self, keys: Sequence[bytes], device: torch.device, kept: ReadingCache | None, state: Hashable):
-        first = {}
-        for row, key in enumerate(keys):
-            first.setdefault(key, row)
-        self.kept, self.state, self.device = kept, state, device
-        self.known = {} if kept is None else kept.known(list(first), state)
-        self.new = [key for key in first if key not in self.known]
-        place = {key: at for at, key in enumerate((*self.new, *self.known))}
-        self.rows = torch.tensor([first[key] for key in self.new], dtype=torch.int64, device=device)
-        self.place = torch.tensor([place[key] for key in keys], dtype=torch.int64, device=device)
-
-    def pool(self, read: Tensor | None) -> Tensor:
-        """Return encodings of the distinct neighbours: `read` (None: none), then the cached ones."""
-        parts = [] if read is None else [read]
-        if self.kept is not None and read is not None:
-            self.kept.store(self.new, read, self.state)
-        if self.known:  # those on disk come to the host
-            parts.append(torch.stack([reading.to(self.device) for reading in self.known.values()]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)

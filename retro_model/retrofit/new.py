@@ -54,11 +54,12 @@ class RetrofittedDecoder(FrozenDecoder):
 
     def _checkpoint_contexts(self):
         """Return contexts of checkpointing: a block that is computed again gets the retrieval of its own pass."""
-        return nullcontext(), _Again(self, self._running)
+        return nullcontext(), self._during(self._running)
 
     def _with_neighbours(self, tokens, retrieved, starts, cache: RetrofitCache | None, options):
         retrieval = Retrieval(self.encoder, tokens, retrieved.neighbours, retrieved.mask, starts=starts, cache=cache)
-        out = self._run(PassState(retrieval), tokens, options)
+        with self._during(PassState(retrieval)):
+            out = self.decoder(tokens, **options)
         if cache is not None:
             retrieval.finish()
         return out
@@ -81,16 +82,3 @@ class PassState:
         self.retrieval = retrieval
         self.inputs: dict[int, Tensor] = {}  # inputs of the blocks that retrieve
         self.encoded: Encoded | None = None
-
-
-class _Again:
-    """Context in which a block of an earlier pass is computed again."""
-
-    def __init__(self, model: RetrofittedDecoder, there: PassState | None):
-        self.model, self.there = model, there
-
-    def __enter__(self):
-        self.model._running = self.there
-
-    def __exit__(self, *_):
-        self.model._running = None

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.base import checks, transfer
+from retro_model.base.config import layer_numbers
 from retro_model.retro.inputs import Retrieved
 from retro_model.retro.reading_cache import (
     DiskCache,
     ReadingCache,
-    Sharing,
     autocast_types,
     digest,
     fingerprint,
@@ -38,7 +38,6 @@ from .own_attend import (
     Attending,
     NeighbourPass,
     Prefix,
-    PrefixPass,
     QueryRotations,
     StopReading,
     hook_attention,
@@ -104,13 +103,8 @@ class OwnConfig:
     retrieves = True
 
     def __post_init__(self):
-        layers = self.cca_layers
-        if not layers:
+        if not layer_numbers("cca_layers", self.cca_layers, "num_layers", self.num_layers):
             raise ValueError(f"cca_layers: expected at least one layer (from 1 to {self.num_layers}); got ()")
-        for layer in layers:
-            checks.integer("cca_layers", layer)
-        if not 1 <= layers[0] <= layers[-1] <= self.num_layers or sorted(set(layers)) != list(layers):
-            raise ValueError(f"cca_layers: expected layers from 1 to {self.num_layers}, ascending; got {layers}")
         for name in ("chunk_len", "neighbour_len"):
             checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
@@ -299,7 +293,7 @@ class OwnAttention(FrozenDecoder):
             register()
             read = Prefix(len(self.config.prefix))
             tokens = transfer.numbers(self.config.prefix, self.device)[None]
-            base_of(self.decoder).base_model(tokens, use_cache=False, **{ARGUMENT: PrefixPass(read)})
+            base_of(self.decoder).base_model(tokens, use_cache=False, **{ARGUMENT: read})
             self._prefix = state, read
         return self._prefix[1]
 
@@ -316,10 +310,22 @@ class OwnAttention(FrozenDecoder):
         keys = row_keys(neighbours)
         if keys is None:
             return self.neighbour_states(neighbours), torch.arange(len(neighbours), device=neighbours.device)
+        first: dict[bytes, int] = {}
+        for row, key in enumerate(keys):
+            first.setdefault(key, row)
         state = None if self._kept is None else self._state()
-        sharing = Sharing(keys, neighbours.device, None if state is None else self._kept, state)
-        read = self.neighbour_states(neighbours[sharing.rows]) if sharing.new else None
-        return sharing.pool(read), sharing.place
+        known = {} if state is None else self._kept.known(list(first), state)
+        parts, new = [], [key for key in first if key not in known]
+        if new:
+            rows = transfer.numbers([first[key] for key in new], neighbours.device)
+            parts.append(self.neighbour_states(neighbours[rows]))
+            if state is not None:
+                self._kept.store(new, parts[0], state)
+        if known:  # those on disk come to the host
+            parts.append(torch.stack([states.to(neighbours.device) for states in known.values()]))
+        place = {key: at for at, key in enumerate((*new, *known))}
+        pool = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return pool, transfer.numbers([place[key] for key in keys], neighbours.device)
 
     def _described(self) -> str:
         """Return the decoder's configuration, on which the states of neighbours depend besides the weights."""

@@ -1,6 +1,6 @@
 """Three kinds of passes of a decoder that retrieves with its own attention.
 
-`PrefixPass` reads the shared prefix, `NeighbourPass` reads neighbours, `Attending` computes a text that attends both.
+`Prefix` reads the shared prefix, `NeighbourPass` reads neighbours, `Attending` computes a text that attends both.
 
 The passes use the Hugging Face library's registry of attention functions. A decoder whose `_attn_implementation` is
 "retro-sdpa" calls `_attend` in every layer. One of the three objects is the keyword `retro` of the decoder's forward,
@@ -93,6 +93,8 @@ class StopReading(Exception):
 class Prefix:
     """Keys and values of the shared prefix in every layer, in front of the text's own keys and values.
 
+    It is also the pass that reads the prefix [1,P].
+
     states: layer -> keys and values [1,P,G,D], rotated to positions 0 to P-1.
     """
 
@@ -106,16 +108,9 @@ class Prefix:
         key, value = (torch.cat([p.to(t.dtype).expand(len(t), -1, -1, -1), t], 1) for p, t in pairs)
         return key, value
 
-
-class PrefixPass:
-    """Pass that reads the prefix [1,P] and stores its keys and values of every layer."""
-
-    def __init__(self, into: Prefix):
-        self.into = into
-
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> None:
         """Store keys and values. Return None, because the attention itself is the decoder's."""
-        self.into.states[layer] = key, value
+        self.states[layer] = key, value
 
 
 class NeighbourPass:

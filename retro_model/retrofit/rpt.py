@@ -162,7 +162,8 @@ class RetrofittedRPT(SelfMemory, Frozen):
             here = PassState(index, num_neighbours or self.config.num_neighbours, trunk_share)
             position = self.reader_positions(torch.arange(tokens.shape[1], device=tokens.device))
             here.reader_turn = rotation(position, self.config.head_dim)
-        out = self._run(here, tokens, options)
+        with self._during(here):
+            out = self.decoder(tokens, **options)
         logits = getattr(out, "logits", out)
         return (logits, None if here is None else here.retrieved) if return_retrieved else logits
 
@@ -189,7 +190,8 @@ class RetrofittedRPT(SelfMemory, Frozen):
             here = PassState(index, cache.num_neighbours, 1.0)
             here.call = Call(self, cache, slice(None), list(cache.positions), list(range(cache.batch)), count)
             here.reader_turn = rotation(self.reader_positions(here.call.position), self.config.head_dim)
-        out = self._run(here, tokens, options | {self._cache_name: cache.decoder, "use_cache": True})
+        with self._during(here):
+            out = self.decoder(tokens, **options | {self._cache_name: cache.decoder, "use_cache": True})
         cache.decoder = getattr(out, self._cache_name)
         if here is not None:
             here.call.store()
