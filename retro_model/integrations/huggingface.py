@@ -283,7 +283,6 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         folder: str | os.PathLike,
         *,
-        whole: bool | None = None,
         is_main_process: bool = True,
         state_dict: dict[str, Tensor] | None = None,
         push_to_hub: bool = False,
@@ -297,7 +296,6 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         lacks, or has in another type, are written next to the added weights.
 
         Args:
-            whole: True to write the decoder's weights in any case; False to raise instead of writing them.
             is_main_process: nothing is written if it is False.
             state_dict: weights by name, from which the added ones are taken; None for the model's.
             options: keywords of the decoder's `save_pretrained`.
@@ -311,11 +309,9 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             return
         decoder, origin, folder = self.model.decoder, self.config.base, Path(folder)
         tuned = _check_saved(self.model)
-        changed, reason = ({}, None) if whole else _changed_since(decoder, origin)
-        if whole is False and reason:
-            raise ValueError(f"whole: expected None or True, because {reason}; got False")
+        changed = _changed_since(decoder, origin)
         folder.mkdir(parents=True, exist_ok=True)
-        if whole or reason:
+        if changed is None:
             origin = None
             saved_decoder.save(decoder, folder / DECODER, **options)
             try:
@@ -435,16 +431,14 @@ def _named_blocks(decoder: nn.Module, blocks: Sequence[nn.Module] | None = None,
     return {"blocks": [paths[block] for block in blocks], "attention": attention}
 
 
-def _changed_since(decoder: nn.Module, origin: str | None) -> tuple[dict[str, Tensor], str | None]:
-    """Return the decoder's tensors that its origin lacks, and the reason to write all weights, if there is one."""
-    if origin is None:
-        return {}, "the decoder has no origin to be loaded from"
+def _changed_since(decoder: nn.Module, origin: str | None) -> dict[str, Tensor] | None:
+    """Return the decoder's buffers that its origin lacks; None if all weights have to be written."""
     try:
-        changed = saved_decoder.differing(decoder, origin)
-    except saved_decoder.Unloadable as error:
-        return {}, f"the decoder is not the one in {origin} ({error})"
-    moved = min((name for name, tensor in changed.items() if isinstance(tensor, nn.Parameter)), default=None)
-    return changed, moved and f"the decoder's {moved} differs from the one in {origin}"
+        changed = {} if origin is None else saved_decoder.differing(decoder, origin)
+    except saved_decoder.Unloadable:
+        return None
+    moved = origin is None or any(isinstance(tensor, nn.Parameter) for tensor in changed.values())
+    return None if moved else changed
 
 
 def _check_saved(model: FrozenDecoder) -> bool:
