@@ -146,78 +146,52 @@ def test_sample_has_the_distribution_it_says():
         assert not got[want == 0].any()
 
 
-def returns(neighbours, mask):
-    return {"retrieve": lambda chunks: (neighbours(retrieve(chunks)[0]), mask(retrieve(chunks)[1]))}
-
-
 same = lambda x: x  # noqa: E731
+
+
+def retrieving(length, neighbours=same, mask=same):
+    """Generate one token after `length` tokens, with a changed result of `retrieve`."""
+    changed = lambda chunks: tuple(change(x) for change, x in zip((neighbours, mask), retrieve(chunks)))  # noqa: E731
+    return lambda model: generate(model, [[1] * length], 1, retrieve=changed)
+
+
 REFUSED = {
-    "no prompts": (([], 3), {}, ValueError, "prompts: expected at least one"),
-    "empty prompt": (([[1], []], 3), {}, ValueError, r"prompts\[1\]: expected a prompt of at least one token"),
-    "out of range": (([[1, 37]], 3), {}, ValueError, r"prompts\[0\]: expected token ids from 0 to V-1 = 36; got 37"),
-    "negative": (([[1, -1]], 3), {}, ValueError, r"prompts\[0\]: expected token ids from 0 to V-1 = 36; got -1"),
-    "float": (([[1.0]], 3), {}, TypeError, r"prompts\[0\]: expected a sequence of int token ids"),
-    "float tensor": ((torch.ones(1, 3), 3), {}, TypeError, r"prompts\[0\]: expected torch.int64"),
-    "one-dimensional": ((torch.ones(3).long(), 3), {}, ValueError, r"prompts: expected \[B,N\]"),
-    "float array": (([np.ones(3)], 3), {}, TypeError, r"prompts\[0\]: expected a sequence of int token ids"),
-    "array": ((np.ones(3, int), 3), {}, ValueError, r"prompts: expected \[B,N\] \(2 dimensions\); got shape \[3\]"),
-    "string": (("abc", 3), {}, TypeError, "prompts: expected int64"),
-    "too long": (
-        ([[1] * 60], 5),
-        {},
-        ValueError,
-        "max_new_tokens: expected at most max_len - longest prompt = 64 - 60; got 5",
-    ),
-    "negative count": (([[1]], -1), {}, ValueError, "max_new_tokens: expected an int >= 0"),
-    "temperature": (([[1]], 1), {"temperature": -1}, ValueError, "temperature: expected a number >= 0"),
-    "top_p": (([[1]], 1), {"top_p": 0.0}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
-    "stop_token": (([[1]], 1), {"stop_token": 37}, ValueError, "stop_token: expected an int <= 36"),
-    "retrieve": (([[1]], 1), {"retrieve": 3}, TypeError, "retrieve: expected a function"),
-    "one result": (
-        ([[1] * 5], 1),
-        {"retrieve": lambda c: retrieve(c)[0]},
-        TypeError,
-        "retrieve: expected it to return",
-    ),
-    "neighbour shape": (
-        ([[1] * 5], 1),
-        returns(lambda n: n[0], same),
-        ValueError,
-        r"retrieve's neighbours: expected \[n,K,R\]",
-    ),
-    "neighbour count": (
-        ([[1] * 9], 1),
-        returns(lambda n: n[:1], same),
-        ValueError,
-        r"retrieve's neighbours: expected \[n,K,R\] with n=2; got n=1",
-    ),
-    "neighbour type": (
-        ([[1] * 5], 1),
-        returns(lambda n: n.int(), same),
-        TypeError,
-        "retrieve's neighbours: expected torch.int64",
-    ),
-    "neighbour ids": (
-        ([[1] * 5], 1),
-        returns(lambda n: n + 37, same),
-        ValueError,
-        "retrieve's neighbours: expected token ids",
-    ),
-    "mask type": (([[1] * 5], 1), returns(same, lambda m: m.int()), TypeError, "retrieve's mask: expected torch.bool"),
-    "mask shape": (
-        ([[1] * 5], 1),
-        returns(same, lambda m: m[:, :, :2]),
-        ValueError,
-        r"retrieve's mask: expected \[n,K\]",
-    ),
+    ValueError: {
+        "prompts: expected at least one": lambda m: generate(m, [], 3),
+        r"prompts\[1\]: expected a prompt of at least one token": lambda m: generate(m, [[1], []], 3),
+        r"prompts\[0\]: expected token ids from 0 to V-1 = 36; got 37": lambda m: generate(m, [[1, 37]], 3),
+        r"prompts\[0\]: expected token ids from 0 to V-1 = 36; got -1": lambda m: generate(m, [[1, -1]], 3),
+        r"prompts: expected \[B,N\] .*; got shape \[2\]": lambda m: generate(m, torch.ones(2).long(), 3),
+        r"prompts: expected \[B,N\] \(2 dimensions\); got shape \[3\]": lambda m: generate(m, np.ones(3, int), 3),
+        "max_new_tokens: expected at most max_len - longest prompt = 64 - 60; got 5": lambda m: generate(
+            m, [[1] * 60], 5
+        ),
+        "max_new_tokens: expected an int >= 0": lambda m: generate(m, [[1]], -1),
+        "temperature: expected a number >= 0": lambda m: generate(m, [[1]], 1, temperature=-1),
+        r"top_p: expected a probability in \(0, 1\]": lambda m: generate(m, [[1]], 1, top_p=0.0),
+        "stop_token: expected an int <= 36": lambda m: generate(m, [[1]], 1, stop_token=37),
+        r"retrieve's neighbours: expected \[n,K,R\] \(3 dimensions\)": retrieving(5, lambda n: n[0]),
+        r"retrieve's neighbours: expected \[n,K,R\] with n=2; got n=1": retrieving(9, lambda n: n[:1]),
+        "retrieve's neighbours: expected token ids": retrieving(5, lambda n: n + 37),
+        r"retrieve's mask: expected \[n,K\]": retrieving(5, same, lambda m: m[:, :, :2]),
+    },
+    TypeError: {
+        r"prompts\[0\]: expected a sequence of int token ids.*\[1\.0\]": lambda m: generate(m, [[1.0]], 3),
+        r"prompts\[0\]: expected torch.int64": lambda m: generate(m, torch.ones(1, 3), 3),
+        r"prompts\[0\]: expected a sequence of int token ids.*array": lambda m: generate(m, [np.ones(3)], 3),
+        "prompts: expected int64": lambda m: generate(m, "abc", 3),
+        "retrieve: expected a function": lambda m: generate(m, [[1]], 1, retrieve=3),
+        "retrieve: expected it to return": lambda m: generate(m, [[1] * 5], 1, retrieve=lambda c: retrieve(c)[0]),
+        "retrieve's neighbours: expected torch.int64": retrieving(5, lambda n: n.int()),
+        "retrieve's mask: expected torch.bool": retrieving(5, same, lambda m: m.int()),
+    },
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refuses(name):
-    args, options, error, message = REFUSED[name]
+@pytest.mark.parametrize("error, message", [(error, message) for error in REFUSED for message in REFUSED[error]])
+def test_refuses(error, message):
     with pytest.raises(error, match=message):
-        generate(tiny.model(), *args, **options)
+        REFUSED[error][message](tiny.model())
 
 
 def test_refuses_another_number_of_neighbours_later():

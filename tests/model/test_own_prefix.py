@@ -5,13 +5,11 @@ import copy
 import pytest
 import torch
 
-from retro_model.generation import generate
 from retro_model.retrofit import retrofit
 from tests.model.test_own_attention import (
     DECODERS,
     K,
     M,
-    N,
     R,
     V,
     assert_steps_equal_the_whole,
@@ -64,35 +62,6 @@ def test_a_cache_counts_the_text_alone(name):
     assert_steps_equal_the_whole(own(name, prefix=PREFIX)[1])
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2"])
-@torch.no_grad()
-def test_padded_rows_equal_rows_alone(name):
-    _, model = own(name, prefix=PREFIX)
-    tokens, neighbours, mask = batch()
-    pad = torch.ones_like(tokens)
-    pad[1, :3] = 0
-    got = model(tokens, neighbours, neighbour_mask=mask, attention_mask=pad)
-    count = (N - 3) // M
-    alone = model(tokens[1:, 3:], neighbours[1:, :count], neighbour_mask=mask[1:, :count])
-    torch.testing.assert_close(got[1:, 3:], alone, rtol=0, atol=1e-12)
-    torch.testing.assert_close(model(tokens, attention_mask=pad)[1:, 3:], model(tokens[1:, 3:]), rtol=0, atol=1e-12)
-
-
-def test_training_with_and_without_checkpointing():
-    _, model = own("Llama", prefix=PREFIX)
-    tokens, neighbours, mask = batch()
-    grads = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model.train().zero_grad()
-        loss, _ = model(tokens, neighbours, neighbour_mask=mask, loss_mask=torch.ones_like(tokens, dtype=torch.bool))
-        loss.backward()
-        grads.append([p.grad.clone() for p in model.parameters() if p.requires_grad])
-    assert all((g != 0).any() for g in grads[0])
-    torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=1e-12)
-
-
 @torch.no_grad()
 def test_a_changed_weight_reads_the_prefix_again():
     _, model = own("Llama", prefix=PREFIX)
@@ -113,17 +82,6 @@ def test_stored_neighbours_belong_to_their_prefix(tmp_path):
         for _ in range(2):
             with model.keeping(folder=tmp_path):
                 assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
-
-
-@torch.no_grad()
-def test_generation_is_that_of_whole_texts():
-    _, model = own("Llama", prefix=PREFIX)
-    prompt = batch()[0][:1, :6]
-    got = generate(model, prompt, max_new_tokens=7)
-    text = prompt
-    for _ in range(7):
-        text = torch.cat([text, model(text)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(got[0], text[0])
 
 
 def test_wrong_prefixes_are_named():

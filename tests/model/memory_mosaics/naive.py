@@ -26,12 +26,9 @@ def layer_norm(x, gain):
     return x / np.sqrt((x * x).mean() + LAYER_NORM_EPS) * gain
 
 
-def kernel_smoothing(query, pairs, inverse_bandwidth=None):
-    """Equation 2 for the keys of `pairs`, or the equal softmax of dot products for keys of one norm."""
-    if inverse_bandwidth is None:
-        logits = np.array([query @ key for key, _ in pairs])
-    else:
-        logits = np.array([-inverse_bandwidth * ((query - key) @ (query - key)) for key, _ in pairs])
+def kernel_smoothing(query, pairs):
+    """Equation 2 for keys of one norm: a softmax of dot products."""
+    logits = np.array([query @ key for key, _ in pairs])
     weights = np.exp(logits - logits.real.max())
     return sum(weight * value for weight, (_, value) in zip(weights / weights.sum(), pairs))
 
