@@ -89,7 +89,7 @@ def test_train_many(tmp_path):
 
 
 def test_generate():
-    on, off = example("generate").main()
+    on, off = example("generate").main(steps=60)
     assert on > 0.9 and off < 0.2
 
 

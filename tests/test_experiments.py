@@ -25,7 +25,7 @@ def test_three_memories_predict_before_the_joint_period(tmp_path):
 
 
 def test_a_mosaic_learns_languages_in_context(tmp_path):
-    sizes = ["--steps", "40", "--sequences", "100", "--scored", "20", "--picture", str(tmp_path / "regbench.png")]
+    sizes = ["--steps", "25", "--sequences", "60", "--scored", "10", "--picture", str(tmp_path / "regbench.png")]
     results = regbench.main(sizes)
     assert results["Memory Mosaics"][0] > results["rotary transformer"][0] + 0.15
     accuracies = [results[f"{n}-grams"][0] for n in (1, 2, 3)]

@@ -121,6 +121,7 @@ def assert_steps_equal_the_whole(model, steps=(6, 1, 1, 5, N - 13)):
 def scored(name: str, **changes):
     """A decoder as it was, one with a bias by score, weights as if trained, and a batch of two rows with scores."""
     before, model = own(name, score_bias=True, **changes)
+    assert not model.slope.any()  # at first as without the bias
     torch.nn.init.normal_(model.slope)
     tokens, neighbours, mask = batch()
     scores = torch.randn(mask.shape[:3], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -187,17 +188,6 @@ def test_scores_shift_the_logits_of_their_neighbours(name):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     more = {name: torch.cat([t, t[:, :1]], 1) for name, t in found.items()}  # a chunk beyond the last complete one
     assert torch.equal(model(tokens, **more), got)
-
-
-def test_slopes_of_zero_are_no_bias_by_score():
-    _, plain = own("Llama")
-    _, model = own("Llama", score_bias=True)
-    assert not model.slope.any() and model.slope.requires_grad
-    *_, tokens, found = scored("Llama")
-    got = model(tokens, **found)
-    assert torch.equal(model(tokens, **found | {"neighbour_scores": torch.zeros_like(found["neighbour_scores"])}), got)
-    del found["neighbour_scores"]
-    torch.testing.assert_close(got, plain(tokens, **found), rtol=0, atol=1e-12)
 
 
 @every_decoder

@@ -44,16 +44,6 @@ def test_off_equals_the_equations_in_loops():
     assert relative_error(model(tokens)[0], want) < tolerances.FLOOR[torch.float64]
 
 
-def test_a_token_changes_nothing_before_it():
-    model = tiny.model()
-    tokens, neighbours, mask = tiny.inputs(B=1)
-    base = model(tokens, neighbours, neighbour_mask=mask)
-    for t in range(tokens.shape[1]):
-        changed = tokens.clone()
-        changed[0, t] = (tokens[0, t] + 1) % tiny.VOCAB
-        assert moved(model(changed, neighbours, neighbour_mask=mask), base) == [list(range(t, 19))], t
-
-
 @pytest.mark.parametrize("R", [6, 8])
 def test_the_neighbours_of_a_chunk_reach_exactly_the_tokens_from_its_end_on(R):
     model = tiny.model()
@@ -78,39 +68,12 @@ def test_off_equals_neighbours_that_are_all_missing():
     assert not any("cca" in name or "encoder" in name for name in baseline.state_dict())
 
 
-def test_masked_tokens_do_not_matter_and_unmasked_ones_do():
-    model = tiny.model()
-    tokens, neighbours, mask = tiny.inputs()
-    base = model(tokens, neighbours, neighbour_mask=mask)
-    other = (neighbours + 1) % tiny.VOCAB
-    assert torch.equal(model(tokens, torch.where(mask, neighbours, other), neighbour_mask=mask), base)
-    assert not torch.equal(model(tokens, torch.where(mask, other, neighbours), neighbour_mask=mask), base)
-
-
 def test_a_mask_of_neighbours_is_that_mask_on_each_token():
     model = tiny.model()
     tokens, neighbours, mask = tiny.inputs(mask="neighbour")
     assert not mask.all() and mask.any()
     whole = mask.unsqueeze(-1).expand(neighbours.shape)
     assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), model(tokens, neighbours, neighbour_mask=whole))
-
-
-def test_a_missing_neighbour_is_as_if_it_were_not_there():
-    model = tiny.model(dtype=torch.float64)
-    tokens, neighbours, _ = tiny.inputs(K=3)
-    mask = torch.ones(2, 4, 3, dtype=torch.bool)
-    mask[:, :, 1] = False
-    want = model(tokens, neighbours[:, :, ::2])
-    assert relative_error(model(tokens, neighbours, neighbour_mask=mask), want) < tolerances.FLOOR[torch.float64]
-
-
-def test_the_order_of_neighbours_does_not_matter():
-    model = tiny.model(dtype=torch.float64)
-    tokens, neighbours, mask = tiny.inputs(K=4)
-    want = model(tokens, neighbours, neighbour_mask=mask)
-    order = torch.tensor([2, 0, 3, 1])
-    got = model(tokens, neighbours[:, :, order], neighbour_mask=mask[:, :, order])
-    assert relative_error(got, want) < tolerances.FLOOR[torch.float64]
 
 
 @pytest.mark.parametrize("N", [1, 3, 4, 7])
@@ -185,9 +148,9 @@ def test_dropout_only_in_training():
     assert not torch.equal(drawn[0], drawn[1])
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_compiles_in_one_graph(checkpoint):
-    model = tiny.model(checkpoint=checkpoint, num_layers=1, cca_layers=(1,), encoder_layers=1)
+def test_compiles_in_one_graph():
+    """A step that recomputes activations; then, without gradients, RETRO[OFF] and other sizes."""
+    model = tiny.model(checkpoint=True, num_layers=1, cca_layers=(1,), encoder_layers=1)
     want = training_step(copy.deepcopy(model))
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -199,12 +162,11 @@ def test_compiles_in_one_graph(checkpoint):
     assert_passes("loss", loss, want["loss"].double(), None, torch.float32)
     for name, parameter in model.named_parameters():
         assert_passes(name, parameter.grad, want[name].double(), want[name], torch.float32)
-    if checkpoint:
-        return
-    assert torch.equal(compiled(tokens), model(tokens))  # RETRO[OFF]
     longer = tiny.inputs(N=27, K=3, mask="neighbour")
-    got = compiled(*longer[:2], neighbour_mask=longer[2])
-    assert_passes("logits", got, model(*longer[:2], neighbour_mask=longer[2]).double(), None, torch.float32)
+    with torch.no_grad():
+        assert torch.equal(compiled(tokens), model(tokens))
+        got, want = (call(*longer[:2], neighbour_mask=longer[2]) for call in (compiled, model))
+    assert_passes("logits", got, want.double(), None, torch.float32)
 
 
 def test_bfloat16_autocast():
