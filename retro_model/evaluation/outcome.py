@@ -84,7 +84,6 @@ def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.
     figure.savefig(path, dpi=150)
 
 
-Difference = tuple[float, float, float]
 LEAST_DOCUMENTS = 10  # of which an interval over documents says something
 
 
@@ -92,17 +91,15 @@ def gain_of_retrieval(on: Scores, random: Scores, store, control: str = "random 
     """Say in a sentence whether retrieval helps: scores with the neighbours minus the control's, and the interval over
     the documents that both have scored. control: its name in the sentence."""
     documents = len(np.unique(np.asarray(store.chunk_doc)[random.bytes > 0]))
-    gap = bootstrap(on, random, store)
+    gap, low, high = bootstrap(on, random, store)
     if documents < LEAST_DOCUMENTS:
-        found = f"{gap[0]:+.3f} bits per byte, neighbours minus {control}, over {documents} documents"
+        found = f"{gap:+.3f} bits per byte, neighbours minus {control}, over {documents} documents"
         return f"Too few to say: {found}; expected at least {LEAST_DOCUMENTS}."
-    said = _verdict(gap, "Retrieval helps by", "Retrieval hurts by", "Whether retrieval helps cannot be told")
-    return f"{said}: neighbours against {control}, {documents} documents."
-
-
-def _verdict(difference: Difference, better: str, worse: str, unclear: str) -> str:
-    gap, low, high = difference
     if low <= 0 <= high:
-        return f"{unclear}: {gap:+.3f} bits per byte (95% over documents: {low:+.3f} to {high:+.3f})"
-    near, far = sorted((abs(low), abs(high)))
-    return f"{better if gap < 0 else worse} {abs(gap):.3f} bits per byte (95% over documents: {near:.3f} to {far:.3f})"
+        said = f"Whether retrieval helps cannot be told: {gap:+.3f} bits per byte"
+        interval = f"{low:+.3f} to {high:+.3f}"
+    else:
+        near, far = sorted((abs(low), abs(high)))
+        said = f"Retrieval {'helps' if gap < 0 else 'hurts'} by {abs(gap):.3f} bits per byte"
+        interval = f"{near:.3f} to {far:.3f}"
+    return f"{said} (95% over documents: {interval}): neighbours against {control}, {documents} documents."
