@@ -60,6 +60,17 @@ def noted_launches():
         yield made
 
 
+def with_backends(ops) -> list[tuple[str, str]]:
+    """Return (op, backend) of all backends of the ops, with the reference in the ordinary process."""
+    reference = [] if INTERPRETER or COMPILED else ["reference"]
+    return [(op, backend) for op in ops for backend in (*fast_backends(op), *reference)]
+
+
+def before_the_kernels(pairs) -> list:
+    """Return the (op, backend) of a test of what lies before the kernels: every change needs one backend of an op."""
+    return [pytest.param(*pair, marks=[pytest.mark.nightly] * (pair[1] == "reference")) for pair in pairs]
+
+
 def examples(interpreted: int, native: int) -> int:
     """Return the number of examples of a property; compiled, each shape costs several kernels of a second."""
     return 2 if COMPILED else interpreted if INTERPRETER else native
@@ -83,16 +94,21 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("backend", fast_backends(metafunc.module.OP))
 
 
-#: Tests of `make nightly` where the interpreter runs the kernels: each takes 15 to 100 s there. Other backends run them
-#: for every change. Left for every change: the tiles of one architecture, and the slabs of other shapes.
+#: Tests of `make nightly` where the interpreter runs the kernels: each takes 5 to 100 s there. Other backends run them
+#: for every change. Left for every change: the tiles of one architecture, the slabs of other shapes, and of what lies
+#: before the kernels one op.
 INTERPRETED_AT_NIGHT = (
     "test_triton_tables.py::test_every_tile_with_an_option_computes_right",
     "test_triton_relative.py::test_slabs_of_the_stored_gradient[half a group]",
+    "test_triton_relative.py::test_slabs_of_the_stored_gradient[a block]",
     "test_leaky_average.py::test_the_gradient_of_decay_is_not_summed_step_by_step",
     "test_integers.py::test_numbers_of_documents_may_be_any_integers",
     "test_fuzz.py::test_relative_attention",
     "test_fuzz.py::test_chunked_cross_attention",
-    "test_transforms.py::test_transform[`torch.compile` of",
+    "test_transforms.py::test_a_compiled_transform_is_right_or_refused_by_name",
+    "test_transforms.py::test_transform[`func.jvp`, `jacfwd`, `autograd.forward_ad`-relative_logits",
+    "test_transforms.py::test_a_hook_that_returns_another_tensor_is_refused",
+    "test_repeated_calls.py::test_gradients_of_other_inputs[chunked_cross_attention",
 )
 
 
@@ -113,7 +129,8 @@ def chromium():
 
 @pytest.fixture(autouse=True)
 def _afresh():
-    torch.manual_seed(0)
+    # torch.manual_seed records a traceback for later GPUs, which takes a millisecond
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
     layouts.forget()  # an entry may follow from another test's patch
 
 

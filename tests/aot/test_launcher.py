@@ -10,6 +10,7 @@ from retro_kernels.compile.target import NVIDIA
 from retro_kernels.core import layouts
 from retro_kernels.testing import inputs, stub
 from tests.conftest import COMPILED, INTERPRETER
+from tests.ops.calls import outputs
 from tests.ops.test_layouts import MOST_FUNCTIONS, entered
 
 if INTERPRETER or COMPILED:
@@ -49,8 +50,7 @@ def test_bound_launches_are_tritons(op, monkeypatch):
             layouts.forget()
             kept = []  # else one call would reuse the freed memory of another
             for _ in range(4):
-                outs = getattr(rk, op)(**kw, backend="triton")
-                out = outs[0] if isinstance(outs, tuple) else outs
+                out = outputs(op, kw, "triton")[0]
                 kept += [out, *torch.autograd.grad(out, leaf, torch.ones_like(out))]
                 seen[kind] = [addresses(launch) for launch in heard]
                 heard.clear()
@@ -60,22 +60,16 @@ def test_bound_launches_are_tritons(op, monkeypatch):
 
 
 #: decode steps with the position as an int
+STEP = {"dtype": torch.bfloat16, "B": 1}
+CACHE = {"rel": "bounded", "rel_start": 0, "S": 64, "T": 64, "causal": True}
 STEPS = {
-    "chunked_cross_attention": (
-        lambda: inputs.cross_attention(1, dtype=torch.bfloat16, B=1, N=1, M=4, query_start=67),
-        "query_start",
-    ),
-    "relative_attention": (
-        lambda: inputs.self_attention(
-            1, dtype=torch.bfloat16, B=1, N=1, S=64, T=64, causal=True, rel="bounded", rel_start=0
-        ),
-        "query_offset",
-    ),
+    "chunked_cross_attention": (lambda: inputs.cross_attention(1, **STEP, N=1, M=4, query_start=67), "query_start"),
+    "relative_attention": (lambda: inputs.self_attention(1, **STEP, N=1, **CACHE), "query_offset"),
     "relative_logits": (
-        lambda: inputs.relative_logits(1, dtype=torch.bfloat16, B=1, N=1, key_len=64, T=127, rel_start=-63),
+        lambda: inputs.relative_logits(1, **STEP, N=1, key_len=64, T=127, rel_start=-63),
         "query_offset",
     ),
-    "topk_chunks": (lambda: inputs.topk(1, dtype=torch.bfloat16, B=1, Q=1, S=64, causal_gap=0), "query_offset"),
+    "topk_chunks": (lambda: inputs.topk(1, **STEP, Q=1, S=64, causal_gap=0), "query_offset"),
 }
 
 

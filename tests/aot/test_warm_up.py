@@ -14,7 +14,7 @@ if INTERPRETER or COMPILED:
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize(("arch", "kind"), [(90, "cubin"), ("gfx942", "hsaco")])
+@pytest.mark.parametrize(("arch", "kind"), [(90, "cubin"), pytest.param("gfx942", "hsaco", marks=pytest.mark.nightly)])
 def test_nothing_is_left_to_compile(tmp_path, monkeypatch, arch, kind):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     heard, seen = [], []

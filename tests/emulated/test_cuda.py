@@ -110,11 +110,15 @@ CASES = {
     "wide list, few keys": (BF16, dict(B=1, Q=2, S=90, D=8, k=100, metric="l2"), {}),
     "no candidate": (BF16, dict(B=1, Q=4, S=300, D=8, k=3, causal_gap=400), {}),
 }
-both = pytest.mark.parametrize("wgmma", [False, True], ids=["mma.sync", "wgmma"])
+#: each on one of both kernels, nightly on the other too
+EACH = [
+    pytest.param(name, wgmma, marks=[pytest.mark.nightly] * (wgmma == number % 2), id=f"{name}-{kernel}")
+    for number, name in enumerate(CASES)
+    for wgmma, kernel in enumerate(("mma.sync", "wgmma"))
+]
 
 
-@both
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "wgmma"), EACH)
 def test_the_compiled_kernel_is_exact(module, name, wgmma):
     dtype, sizes, launch = CASES[name]
     assert_exact(module, problem(1, dtype=dtype, **sizes), wgmma, **launch)

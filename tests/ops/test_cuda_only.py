@@ -7,7 +7,8 @@ import retro_kernels as rk
 from retro_kernels.core import dispatch
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER, fast_backends
-from tests.ops.test_contract import SMALL, floats, total
+from tests.ops.calls import floats, leaves, outputs
+from tests.ops.test_contract import SMALL, total
 
 pytestmark = pytest.mark.skipif(INTERPRETER or not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -52,19 +53,17 @@ def test_cuda_graph_capture(op, backend):
 def test_no_host_synchronisation(op, backend):
     """Neither in the forward pass, with and without autograd, nor in the backward pass."""
     kw = inputs.differentiable(SMALL[op]())
-    leaves = [v for v in kw.values() if isinstance(v, torch.Tensor) and v.requires_grad]
 
-    def outputs():
-        outs = getattr(rk, op)(**kw, backend=backend)
-        return [out for out in (outs if isinstance(outs, tuple) else (outs,)) if out.is_floating_point()]
+    def floating():
+        return [out for out in outputs(op, kw, backend) if out.is_floating_point()]
 
-    grads = [torch.ones_like(out) for out in outputs()]
+    grads = [torch.ones_like(out) for out in floating()]
     total(op, kw, backend).backward()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.no_grad():
             getattr(rk, op)(**kw, backend=backend)
-        torch.autograd.grad(outputs(), leaves, grads, allow_unused=True)
+        torch.autograd.grad(floating(), list(leaves(kw).values()), grads, allow_unused=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -5,27 +5,26 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing import inputs
-from tests.conftest import INTERPRETER, fast_backends
+from tests.conftest import with_backends
+from tests.ops.calls import leaves
 
 ATTENTIONS = ("chunked_cross_attention", "relative_attention")
-BACKENDS = {op: [*fast_backends(op), *([] if INTERPRETER else ["reference"])] for op in ATTENTIONS}
-every = pytest.mark.parametrize("op, backend", [(op, backend) for op in ATTENTIONS for backend in BACKENDS[op]])
-relative = pytest.mark.parametrize("backend", BACKENDS["relative_attention"])
+every = pytest.mark.parametrize("op, backend", with_backends(ATTENTIONS))
+relative = pytest.mark.parametrize("backend", [backend for _, backend in with_backends(["relative_attention"])])
 
 
 def problem(op):
     """Return arguments some of whose rows attend nothing, and the name of their mask."""
     if op == "relative_attention":
-        kw, name = inputs.self_attention(1, N=9, key_mask=True, segments=True, causal=True, causal_gap=1), "key_mask"
+        kw, name = (
+            inputs.self_attention(1, N=9, H=2, key_mask=True, segments=True, causal=True, causal_gap=1),
+            "key_mask",
+        )
         kw[name][1, :5] = False
     else:
-        kw, name = inputs.cross_attention(1, K=4, mask="token"), "neighbour_mask"
+        kw, name = inputs.cross_attention(1, K=4, H=2, mask="token"), "neighbour_mask"
         kw[name][:, 1] = False
     return kw, name
-
-
-def leaves(kw):
-    return {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
 
 
 @every
@@ -73,7 +72,7 @@ def test_keys_that_nobody_sees_may_hold_anything(backend, apart):
 @every
 def test_nan_that_is_attended_stays_nan(op, backend):
     """It is not taken for a row that attends nothing: in values, in lse and in gradients."""
-    kw = inputs.cross_attention(3) if op == "chunked_cross_attention" else inputs.self_attention(3, causal=True)
+    kw = inputs.cross_attention(3, H=2) if op == "chunked_cross_attention" else inputs.self_attention(3, causal=True)
     kw["query"][0, 8] = torch.nan
     kw = inputs.differentiable(kw)
     out, lse = getattr(rk, op)(**kw, return_lse=True, backend=backend)
@@ -89,9 +88,9 @@ def test_nan_that_is_attended_stays_nan(op, backend):
 def test_minus_infinity_in_a_table_hides(op, backend, behind):
     """A table of numbers, as of T5 or ALiBi, with -inf is a mask by displacement; some rows keep no key."""
     kw = (
-        inputs.cross_attention(4, biases=False, E=1)
+        inputs.cross_attention(4, H=2, biases=False, E=1)
         if op == "chunked_cross_attention"
-        else inputs.self_attention(4, biases=False, E=1)
+        else inputs.self_attention(4, H=2, biases=False, E=1)
     )
     middle = kw["rel_key"].shape[1] // 2  # displacement 0, for chunks -1
     kw["rel_key"].zero_()[:, slice(middle, None) if behind else slice(middle)] = -torch.inf

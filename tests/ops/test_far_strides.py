@@ -15,27 +15,23 @@ import retro_kernels as rk
 from retro_kernels.core import dispatch
 from retro_kernels.testing import inputs
 from tests.conftest import fast_backends
+from tests.ops.calls import floats, leaves, outputs
 
 FAR = 2**31  # elements, beyond an int32
 MAP_NORESERVE = 0x4000  # of Linux; the mmap module names it from Python 3.13 on
 APART = 2**23  # bytes between two tensors of a call in the buffer
 
+F16 = {"dtype": torch.float16}
 INPUTS = {
-    "chunked_cross_attention": lambda **kw: inputs.cross_attention(
-        1,
-        dtype=torch.float16,
-        gate=True,
-        mask="token",
-        **{"B": 1, "N": 7, "M": 4, "K": 1, "R": 6, "H": 1, "E": 16, **kw},
+    "chunked_cross_attention": functools.partial(
+        inputs.cross_attention, 1, **F16, gate=True, mask="token", B=1, N=7, M=4, K=1, R=6, H=1, E=16
     ),
-    "relative_attention": lambda **kw: inputs.self_attention(
-        1, dtype=torch.float16, causal=True, key_mask=True, segments=True, **{"B": 1, "N": 9, "H": 1, "E": 16, **kw}
+    "relative_attention": functools.partial(
+        inputs.self_attention, 1, **F16, causal=True, key_mask=True, segments=True, B=1, N=9, H=1, E=16
     ),
-    "relative_logits": lambda **kw: inputs.relative_logits(1, dtype=torch.float16, **{"B": 1, "H": 1, **kw}),
-    "topk_chunks": lambda **kw: inputs.topk(
-        1, dtype=torch.float16, docs=True, mask=True, **{"B": 1, "Q": 8, "S": 24, **kw}
-    ),
-    "leaky_average": lambda **kw: inputs.leaky(1, dtype=torch.float16, **{"B": 1, "H": 1, "D": 16, **kw}),
+    "relative_logits": functools.partial(inputs.relative_logits, 1, **F16, B=1, H=1),
+    "topk_chunks": functools.partial(inputs.topk, 1, **F16, docs=True, mask=True, B=1, Q=8, S=24),
+    "leaky_average": functools.partial(inputs.leaky, 1, **F16, B=1, H=1, D=16),
 }
 #: name -> sizes of the call: at least three indices along the far dimension
 SIZES = {
@@ -46,16 +42,13 @@ SIZES = {
     "neighbour": dict(K=3),
     "chunk": dict(N=14),
 }
+HEADS = dict(query=2, rel_key=0, rel_query=2, content_bias=0, position_bias=0, out=2, lse=1)
 #: name -> op -> name of a tensor -> the far dimension
 DIMENSIONS = {
     "batch": {},
     "head": {
-        "chunked_cross_attention": dict(
-            query=2, key=4, value=4, rel_key=0, rel_query=2, content_bias=0, position_bias=0, out=2, lse=1
-        ),
-        "relative_attention": dict(
-            query=2, key=2, value=2, rel_key=0, rel_query=2, content_bias=0, position_bias=0, out=2, lse=1
-        ),
+        "chunked_cross_attention": HEADS | dict(key=4, value=4),
+        "relative_attention": HEADS | dict(key=2, value=2),
         "relative_logits": dict(query=2, rel_key=0, position_bias=0, out=1),
         "leaky_average": dict(x=2, decay=0, initial=1, out=2),
     },
@@ -100,27 +93,16 @@ def far(tensor: Tensor, dimension: int, number: int) -> Tensor:
 
 def results(op: str, kw: dict, backend: str, place) -> list[Tensor]:
     """Return outputs and gradients; `place(name, tensor)` places an input, or the gradient of an output."""
-    leaves = {name: place(name, v) if isinstance(v, Tensor) else v for name, v in kw.items()}
-    leaves = {
-        name: v.detach().requires_grad_(v.is_floating_point()) if isinstance(v, Tensor) else v
-        for name, v in leaves.items()
-    }
-    extra = {"return_lse": True} if op.endswith("attention") else {}
-    outs = getattr(rk, op)(**leaves, **extra, backend=backend)
-    outs = list(outs) if isinstance(outs, tuple) else [outs]
+    placed = {name: place(name, v).detach() if isinstance(v, Tensor) else v for name, v in kw.items()}
+    for name in floats(placed):
+        placed[name].requires_grad_()
+    outs = outputs(op, placed, backend, lse=True)
     differentiable = [out for out in outs if out.requires_grad]
     g = inputs.generator(2)
     grads = [inputs.randn(g, *out.shape, dtype=out.dtype).to(out.device) for out in differentiable]
-    grads = [
-        place(name, torch.where(out.isfinite(), grad, 0))
-        for name, out, grad in zip(("out", "lse"), differentiable, grads)
-    ]
-    return [
-        *outs,
-        *torch.autograd.grad(
-            differentiable, [v for v in leaves.values() if isinstance(v, Tensor) and v.requires_grad], grads
-        ),
-    ]
+    finite = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(differentiable, grads)]
+    grads = [place(name, grad) for name, grad in zip(("out", "lse"), finite)]
+    return [*outs, *torch.autograd.grad(differentiable, list(leaves(placed).values()), grads)]
 
 
 @pytest.mark.parametrize("op, name, backend", CASES)
@@ -130,9 +112,8 @@ def test_offsets_past_32_bits(op, name, backend):
     placed: list[str] = []
 
     def place(which: str, tensor: Tensor) -> Tensor:
-        dimension = (
-            0 if dimensions is None and tensor.dim() > 2 and which != "rel_key" else (dimensions or {}).get(which)
-        )
+        batched = dimensions is None and tensor.dim() > 2 and which != "rel_key"
+        dimension = 0 if batched else (dimensions or {}).get(which)
         placed.append(which)
         return tensor if dimension is None else far(tensor, dimension, len(placed))
 

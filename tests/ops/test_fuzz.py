@@ -21,11 +21,10 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import retro_kernels as rk
 from retro_kernels.testing import assert_passes, compare, guarded, inputs, poisoned, sliced
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
+from tests.ops.calls import Listener, outputs
 
 NIGHTLY = os.environ.get("RETRO_KERNELS_FUZZ")
 EXAMPLES = int(NIGHTLY) if NIGHTLY else 3 if INTERPRETER else 60
@@ -158,24 +157,23 @@ def run(
         if there.get("rel_key") is not None:
             rel_query = there["query"] if there.get("rel_query") is None else there["rel_query"]
             call["rel_query"] = noise.of_query(rel_query, there.get("position_bias"), dtype)
-    outs = getattr(rk, op)(**call, **({"return_lse": True} if attention else {}), backend=backend)
-    outs = outs if isinstance(outs, tuple) else (outs,)
+    outs = outputs(op, call, backend, lse=True)
     result = {f"out{i}": out.detach() for i, out in enumerate(outs)}
-    outputs = [
+    used = [
         out
         for i, out in enumerate(outs)
         if out.is_floating_point() and (upstream == "both" or i == (upstream == "lse") or len(outs) < 2)
     ]
-    if not outputs:  # only indices
+    if not used:  # only indices
         return result
     g = inputs.generator(first(kw).shape[1])
-    grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in outputs]
-    grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(outputs, grads, strict=True)]
+    grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in used]
+    grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(used, grads, strict=True)]
     if noise:
         grads = [noise.rounded(grad) for grad in grads]
         grads = [noise.of_rows(grad, outs[1].detach()) for grad in grads] if attention else grads
         grads = [noise.of_steps(grad, noise.exact["grad_x"]) for grad in grads] if leaky else grads
-    results = torch.autograd.grad(outputs, list(leaves.values()), grads, allow_unused=True)
+    results = torch.autograd.grad(used, list(leaves.values()), grads, allow_unused=True)
     return result | {
         f"grad_{n}": torch.zeros_like(v) if grad is None else grad
         for (n, v), grad in zip(leaves.items(), results, strict=True)
@@ -253,13 +251,6 @@ class Call(NamedTuple):
     def results(self) -> dict[str, torch.Tensor]:
         reseed(self.kw)
         return run(self.op, self.kw, self.backend, VIEWS[self.view], self.upstream, self.dtype)
-
-
-class Listener(TorchDispatchMode):
-    """Under a mode a call uses the registered operator, which depends on no earlier call."""
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        return operator(*args, **(kwargs or {}))
 
 
 def repeat_among_layouts(judged: list[tuple], seed: int) -> None:

@@ -14,6 +14,7 @@ from retro_kernels.core.arguments import CALLS
 from retro_kernels.testing import compare, inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 from tests.ops.test_contract import SMALL, resolved
+from tests.ops.test_transforms import AsModule
 
 OPS = torch.ops.retro_kernels
 T, V = 5, 7
@@ -21,15 +22,6 @@ T, V = 5, 7
 
 class Plain(torch.Tensor):
     """A subclass that changes nothing."""
-
-
-class Module(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def compiled(function, args):
@@ -67,7 +59,7 @@ ENTRANCES = {
     "jit.trace": traced,
     "make_fx": lambda function, args: make_fx(function)(*args),
     "make_fx symbolic": lambda function, args: make_fx(function, tracing_mode="symbolic")(*args),
-    "export": lambda function, args: torch.export.export(Module(function), args).module(),
+    "export": lambda function, args: torch.export.export(AsModule(function), args).module(),
     "subclass": lambda function, args: lambda *values: function(*(x.as_subclass(Plain) for x in values)),
 }
 entrances = pytest.mark.parametrize("entrance", ENTRANCES)

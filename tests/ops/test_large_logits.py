@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import retro_kernels as rk
 from retro_kernels.testing import assert_passes, inputs
-from tests.conftest import COMPILED, INTERPRETER, fast_backends
+from tests.conftest import COMPILED, INTERPRETER, fast_backends, with_backends
+from tests.ops.calls import leaves, outputs
 
 MADE = {
     "relative_attention": lambda n, **kw: inputs.self_attention(1, B=1, N=n, S=max(n, 11), H=2, causal=True, **kw),
@@ -17,18 +17,16 @@ HALF = {
     "relative_attention": lambda: inputs.self_attention(1, B=1, N=20, H=2, D=32, causal=True, dtype=torch.float16),
     "chunked_cross_attention": lambda: inputs.cross_attention(1, B=1, N=20, M=8, R=16, H=2, dtype=torch.float16),
 }
-EVERY = [(op, backend) for op in MADE for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
-every = pytest.mark.parametrize("op, backend", EVERY)
+every = pytest.mark.parametrize("op, backend", with_backends(MADE))
 TOKENS = [9] if INTERPRETER or COMPILED else [1, 2, 9, 140]  # few rows of queries have their own CPU kernel
 
 
 def results(op, kw, backend):
     kw = inputs.differentiable(kw)
-    outs = getattr(rk, op)(**kw, backend=backend, return_lse=True)
+    outs, wanted = outputs(op, kw, backend, lse=True), leaves(kw)
     g = torch.Generator().manual_seed(3)
     upstream = [torch.randn(x.shape, generator=g).to(x).where(x != -torch.inf, 0) for x in outs]
-    leaves = {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
-    return outs, dict(zip(leaves, torch.autograd.grad(outs, list(leaves.values()), upstream), strict=True))
+    return outs, dict(zip(wanted, torch.autograd.grad(outs, list(wanted.values()), upstream), strict=True))
 
 
 @every

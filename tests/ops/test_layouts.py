@@ -21,6 +21,7 @@ from retro_kernels.core import layouts
 from retro_kernels.core.arguments import CALLS as CLASSES
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
+from tests.ops.calls import outputs
 
 MOST_FUNCTIONS = 30  # functions of the package in a repeated call of a layout, apart from functions of `extensions`
 pytestmark = pytest.mark.skipif(INTERPRETER, reason="of calls on the CPU")
@@ -31,11 +32,6 @@ CALLS = {
     "topk_chunks": lambda seed: inputs.topk(seed, docs=True),
     "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
 }
-
-
-def outputs(op, kw, **options):
-    outs = getattr(rk, op)(**kw, **options)
-    return outs if isinstance(outs, tuple) else (outs,)
 
 
 def entries(op: str, part: str | None = None) -> list[tuple]:
@@ -133,11 +129,11 @@ def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_positi
     position, sizes = DECODING[op]
     build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
     calls = [build(seed, dtype=dtype, **sizes) | {position: at} for seed, at in enumerate((23, 9, 16))]
-    got = [outputs(op, kw, backend="cpu", return_lse=True) for kw in calls]
+    got = [outputs(op, kw, "cpu", lse=True) for kw in calls]
     assert len(entries(op)) == 1
     for kw, outs in zip(calls, got):
         layouts.forget()
-        for a, b in zip(outs, outputs(op, kw, backend="cpu", return_lse=True), strict=True):
+        for a, b in zip(outs, outputs(op, kw, "cpu", lse=True), strict=True):
             assert torch.equal(a, b)
     query, first = weakref.ref(calls[0]["query"]), calls.pop(0)
     del first, kw
@@ -217,7 +213,7 @@ def test_a_warm_call_of_an_op_that_torch_has_enters_few_functions(op):
     for backend in ("cpu", None):
         for kw in (build(1), inputs.differentiable(build(1))):
             for _ in range(2):
-                outputs(op, kw, backend=backend)
+                outputs(op, kw, backend)
             found = entered(lambda kw=kw, backend=backend: getattr(rk, op)(**kw, backend=backend))
             assert len(found) <= MOST_FUNCTIONS, found
 
@@ -322,21 +318,6 @@ def test_autocast_of_another_device_changes_nothing():
         torch.set_autocast_enabled("cuda", False)
 
 
-def test_transforms_see_torchs_own_function_where_nobody_names_a_backend():
-    """Even where a kernel would be faster, because torch's function has every rule."""
-    x, weight = torch.randn(2**9, 2**7), torch.randn(2**7)
-    tangent = torch.randn_like(x)
-
-    def ours(x):
-        return rk.rms_norm(x, weight)
-
-    def torchs(x):
-        return torch.rms_norm(x, (2**7,), weight)
-
-    got, want = (torch.func.jvp(f, (x,), (tangent,))[1] for f in (ours, torchs))
-    assert torch.equal(got, want)
-
-
 def test_a_gradients_alignment_is_part_of_its_key():
     query = torch.randn(2, 8, 2, 16, requires_grad=True)
     out = rk.relative_logits(query, torch.randn(2, 15, 16), key_len=8)
@@ -418,15 +399,3 @@ def test_an_entry_that_another_thread_evicts_still_serves(monkeypatch):
         assert torch.equal(rk.leaky_average(**kw), out)
         assert torch.equal(torch.autograd.grad(out.sum(), kw["x"], retain_graph=True)[0], want)
         assert torch.equal(operator(kw["x"], kw["decay"], kw["initial"], None, None), out)
-
-
-def test_the_three_ways_to_a_gradient_agree():
-    """The eager function, the raw operator, and torch's transforms share one body."""
-    kw = inputs.differentiable(inputs.leaky(3, N=9))
-    names = list(kw)
-    eager = torch.autograd.grad(rk.leaky_average(**kw).sum(), list(kw.values()))
-    raw = torch.ops.retro_kernels.leaky_average(*kw.values(), None, None)
-    plain = {name: x.detach() for name, x in kw.items()}
-    by_transform = torch.func.grad(lambda given: rk.leaky_average(**given).sum())(plain)
-    for i, (a, b) in enumerate(zip(eager, torch.autograd.grad(raw.sum(), list(kw.values())), strict=True)):
-        assert torch.equal(a, b) and torch.equal(a, by_transform[names[i]])

@@ -6,6 +6,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels import extensions
 from retro_kernels.testing import compare, guard_bands, inputs
+from tests.conftest import in_types
 
 OP = "leaky_average"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -28,8 +29,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype"), in_types(CASES, DTYPES))
 def test_values_and_gradients(backend, name, dtype):
     kw = inputs.leaky(3, dtype=dtype, **CASES[name])
     compare.check(OP, kw, backend)
@@ -79,33 +79,6 @@ def test_layouts_give_the_same_bits(backend, view):
     compare.check_layout(OP, inputs.leaky(5), backend, view)
 
 
-def test_sequences_join(backend):
-    """Two halves, with the last state of the first passed to the second, equal the whole."""
-    kw = inputs.leaky(6, N=40)
-    whole = rk.leaky_average(**kw, backend=backend)
-    first = rk.leaky_average(kw["x"][:, :17], kw["decay"], initial=kw["initial"], backend=backend)
-    second = rk.leaky_average(kw["x"][:, 17:], kw["decay"], initial=first[:, -1], backend=backend)
-    torch.testing.assert_close(torch.cat([first, second], 1), whole)
-
-
-def test_documents_equal_separate_calls(backend):
-    """Three documents in a row, the first with a state: each equals a separate call, values and gradients; an id may
-    return.
-    """
-    kw = inputs.differentiable(inputs.leaky(9, B=1, N=60, decay=[0.9, 0.99, 0.0]))
-    packed = {**kw, "segment": torch.tensor([[5] * 20 + [-7] * 1 + [5] * 39], device=kw["x"].device)}
-    whole = rk.leaky_average(**packed, backend=backend)
-    first = rk.leaky_average(kw["x"][:, :20], kw["decay"], initial=kw["initial"], backend=backend)
-    others = [rk.leaky_average(kw["x"][:, a:b], kw["decay"], backend=backend) for a, b in ((20, 21), (21, 60))]
-    apart = torch.cat([first, *others], 1)
-    torch.testing.assert_close(whole, apart)
-    want, got = (
-        torch.autograd.grad(y.square().sum(), [kw[n] for n in ("x", "decay", "initial")]) for y in (apart, whole)
-    )
-    for name, g, w in zip(("x", "decay", "initial"), got, want, strict=True):
-        torch.testing.assert_close(g, w, msg=lambda m, n=name: f"{n}: {m}")
-
-
 @pytest.mark.parametrize("N", [40, 300])
 def test_nothing_of_a_document_reaches_another(backend, N):
     """NaN and infinity stay in their document, in both passes, though 0 * NaN is NaN."""
@@ -123,11 +96,3 @@ def test_nothing_of_a_document_reaches_another(backend, N):
         upstream[:, bad.stop - 2] = torch.nan
         dx = torch.autograd.grad(y, poisoned["x"], upstream)[0]
         assert dx[:, good].isfinite().all() and dx[:, bad.start].isnan().all()
-
-
-def test_the_past_matters_and_the_future_does_not(backend):
-    kw = inputs.leaky(7, N=80, decay=[0.9, 0.9, 0.9])
-    before = rk.leaky_average(**kw, backend=backend)
-    kw["x"][:, 50] += 1
-    changed = (rk.leaky_average(**kw, backend=backend) != before).flatten(2).any(-1).any(0)
-    assert changed.nonzero().flatten().tolist()[0] == 50 and changed[50:60].all()

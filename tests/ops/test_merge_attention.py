@@ -5,11 +5,11 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs
-from tests.conftest import INTERPRETER, fast_backends
+from tests.conftest import INTERPRETER, fast_backends, with_backends
 from tests.ops.same import assert_threads_do_not_show
 
 NAME = "merge_attention"
-every = pytest.mark.parametrize("backend", [*fast_backends(NAME), *([] if INTERPRETER else ["reference"])])
+every = pytest.mark.parametrize("backend", [backend for _, backend in with_backends([NAME])])
 CASES = {"three": {}, "two, wide": {"P": 2, "D": 80}, "dead parts": {"dead": True}, "one token": {"P": 9, "N": 1}}
 HALVES = [torch.float16] if INTERPRETER else [torch.float16, torch.bfloat16]
 

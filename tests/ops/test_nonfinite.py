@@ -7,20 +7,21 @@ import functools
 import pytest
 import torch
 
-import retro_kernels as rk
 from retro_kernels.testing import inputs
-from tests.conftest import INTERPRETER, fast_backends
+from tests.conftest import INTERPRETER, with_backends
+from tests.ops.calls import leaves, outputs
 
 #: batch entry 1 is poisoned; the slow interpreter checks one other
 B = 2 if INTERPRETER else 3
 OTHERS = [0, 2][: B - 1]
+S = 20 if INTERPRETER else 70
 MADE = {
-    "relative_attention": lambda **kw: inputs.self_attention(1, B=B, N=9, S=70, H=4, G=2, causal=True, **kw),
+    "relative_attention": lambda **kw: inputs.self_attention(1, B=B, N=9, S=S, H=4, G=2, causal=True, **kw),
     "chunked_cross_attention": lambda **kw: inputs.cross_attention(1, B=B, N=9, H=4, G=2, gate=True, **kw),
     "relative_logits": lambda **kw: inputs.relative_logits(1, B=B, H=4, **kw),
     "leaky_average": lambda **kw: inputs.leaky(1, B=B, H=4, **kw),
 }
-EVERY = [(op, backend) for op in MADE for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
+EVERY = with_backends(MADE)
 every = pytest.mark.parametrize("op, backend", EVERY)
 #: with NaN in a query and a key
 BAD = [torch.nan] if INTERPRETER else [torch.nan, torch.inf, -torch.inf]
@@ -41,13 +42,10 @@ HEADS |= {"content_bias": (0, 1), "position_bias": (0, 1)}
 def results(op, kw, backend):
     """Return outputs and gradients, each with its own upstream gradient of ones."""
     kw = inputs.differentiable(kw)
-    outs = getattr(rk, op)(**kw, backend=backend, **({"return_lse": True} if "attention" in op else {}))
-    outs = outs if isinstance(outs, tuple) else (outs,)
-    leaves = {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
-    grads = torch.autograd.grad(
-        outs, list(leaves.values()), [torch.ones_like(out).where(out != -torch.inf, 0) for out in outs]
-    )
-    return {f"out{i}": out.detach() for i, out in enumerate(outs)} | dict(zip(leaves, grads, strict=True))
+    outs, wanted = outputs(op, kw, backend, lse=True), leaves(kw)
+    upstream = [torch.ones_like(out).where(out != -torch.inf, 0) for out in outs]
+    grads = torch.autograd.grad(outs, list(wanted.values()), upstream)
+    return {f"out{i}": out.detach() for i, out in enumerate(outs)} | dict(zip(wanted, grads, strict=True))
 
 
 @functools.cache
@@ -55,8 +53,8 @@ def clean_results(op, backend):
     return results(op, MADE[op](), backend)
 
 
-def some(names: list) -> list:
-    return names[:2] if INTERPRETER else names
+def some(names: list, count: int = 1) -> list:
+    return names[:count] if INTERPRETER else names
 
 
 def of_batch(op):
@@ -72,7 +70,7 @@ def of_batch(op):
 @every
 def test_nothing_reaches_another_batch_entry(op, backend, bad):
     kw, want = MADE[op](), clean_results(op, backend)
-    for name in some(of_batch(op)):
+    for name in some(of_batch(op), 2):
         poisoned = {**kw, name: kw[name].clone()}
         poisoned[name][1] = bad
         got = results(op, poisoned, backend)
@@ -87,7 +85,7 @@ def test_nothing_reaches_another_head(op, backend, bad):
     bit.
     """
     kw, want = MADE[op](), clean_results(op, backend)
-    for name in some([n for n in kw if n in HEADS]):
+    for name in some([n for n in kw if n in HEADS], 2):
         dim, share = HEADS[name]
         poisoned = {**kw, name: kw[name].clone()}
         poisoned[name].select(dim, 1 // share).fill_(bad)

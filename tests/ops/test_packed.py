@@ -1,7 +1,5 @@
 """Packed documents by `cu_seqlens`: values of separate calls, errors, reads by the host."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -12,8 +10,6 @@ from tests.conftest import COMPILED, INTERPRETER
 
 OP = "relative_attention"
 ENDS = [0, 7, 7, 30, 41]  # one document is empty
-
-
 LINE = {"rel_start": 0, "T": 20}  # displacements; a document may be longer
 
 
@@ -22,31 +18,7 @@ def boundaries(*ends):
 
 
 def packed(**options):
-    return inputs.self_attention(3, B=1, N=ENDS[-1], S=ENDS[-1], causal=True, rel="bounded", **LINE, **options)
-
-
-@pytest.mark.parametrize("window", [None, 9])
-def test_documents_equal_separate_calls(backend, window):
-    kw = packed(window=window)
-    got = compare.run(OP, {**kw, "cu_seqlens": boundaries(*ENDS)}, backend)
-    outs, lses, grads = [], [], {}
-    g = inputs.generator(1)
-    wholes = [inputs.randn(g, *got[f"out{i}"].shape, dtype=torch.float32).to(inputs.DEVICE) for i in (0, 1)]
-    leaves = inputs.differentiable(kw)
-    for a, b in itertools.pairwise(ENDS):
-        if a == b:
-            continue
-        part = {n: leaves[n][:, a:b] for n in ("query", "key", "value") if n in leaves}
-        out, lse = rk.relative_attention(**{**leaves, **part}, return_lse=True, backend=backend)
-        outs.append(out)
-        lses.append(lse)
-    out, lse = torch.cat(outs, 1), torch.cat(lses, 2)
-    torch.testing.assert_close(got["out0"], out.detach())
-    torch.testing.assert_close(got["out1"], lse.detach())
-    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
-    grads = torch.autograd.grad((out, lse), [leaves[n] for n in names], wholes)
-    for name, grad in zip(names, grads, strict=True):
-        torch.testing.assert_close(got[f"grad_{name}"], grad, rtol=1e-4, atol=2e-5, msg=name)
+    return inputs.self_attention(3, B=1, N=ENDS[-1], H=2, causal=True, rel="bounded", **LINE, **options)
 
 
 def test_segments_and_boundaries_give_the_same_bits(backend):
@@ -56,10 +28,6 @@ def test_segments_and_boundaries_give_the_same_bits(backend):
     got = compare.run(OP, {**kw, "cu_seqlens": boundaries(*ENDS)}, backend)
     for name, value in want.items():
         assert torch.equal(got[name], value), name
-
-
-def test_boundaries_against_float64(backend):
-    compare.check(OP, {**packed(), "cu_seqlens": boundaries(*ENDS)}, backend)
 
 
 @pytest.mark.parametrize("falling", [False, True])

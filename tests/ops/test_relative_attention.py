@@ -1,15 +1,19 @@
 """Every backend of relative attention against the float64 reference, and its properties."""
 
+import functools
+
 import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, errors, guard_bands, inputs
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import in_types
 from tests.ops.same import assert_repeats
 
 OP = "relative_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+#: two heads show a wrong stride in half the time of four
+call = functools.partial(inputs.self_attention, H=2)
 
 CASES = {
     "plain": dict(rel=None, biases=False),
@@ -70,20 +74,20 @@ CASES = {
 
 @pytest.mark.parametrize(("name", "dtype"), in_types(CASES, DTYPES))
 def test_values_and_gradients(backend, name, dtype):
-    kw = inputs.self_attention(3, dtype=dtype, **CASES[name])
+    kw = call(3, dtype=dtype, **CASES[name])
     compare.check(OP, kw, backend)
 
 
 @pytest.mark.parametrize("start", range(-8, 9))
 def test_every_edge_of_a_bounded_extent(backend, start):
     """Three rows of relative keys from `start`: of the displacements -6..6 some, all or none are inside."""
-    compare.check(OP, inputs.self_attention(4, B=1, N=7, H=1, rel="bounded", rel_start=start, T=3, E=8), backend)
+    compare.check(OP, call(4, B=1, N=7, H=1, rel="bounded", rel_start=start, T=3, E=8), backend)
 
 
 @pytest.mark.parametrize("far", [2**30, 2**31 - 1, 2**63 - 1])
 def test_limits_past_every_position(backend, far):
     """A window larger than the sequence hides nothing, a larger gap hides everything; sys.maxsize works too."""
-    kw = inputs.self_attention(16, causal=True, N=5, S=9)
+    kw = call(16, causal=True, N=5, S=9)
     want = compare.run(OP, kw, backend)
     for name, value in compare.run(OP, {**kw, "window": far}, backend).items():
         torch.testing.assert_close(value, want[name], msg=name)
@@ -97,7 +101,7 @@ def test_the_farthest_positions(backend, far):
     used.
     """
     first = -3 if far > 0 else 0  # so that the table starts within the bound
-    kw = inputs.self_attention(17, N=5, S=9, rel="bounded", rel_start=first, T=4, query_offset=0)
+    kw = call(17, N=5, S=9, rel="bounded", rel_start=first, T=4, query_offset=0)
     want = compare.run(OP, kw, backend)
     for name, value in compare.run(OP, {**kw, "query_offset": far, "rel_start": far + first}, backend).items():
         torch.testing.assert_close(value, want[name], msg=name)
@@ -108,23 +112,13 @@ def test_the_farthest_positions(backend, far):
         torch.testing.assert_close(outside[name], value, msg=name)
 
 
-def test_unsorted_segments(backend):
-    kw = inputs.self_attention(6, N=21, S=17, key_mask=True)
-    g = inputs.generator(6)
-    kw["query_segment"], kw["key_segment"] = (
-        torch.randint(0, 4, (2, 21), generator=g).to(inputs.DEVICE),
-        torch.randint(0, 4, (2, 17), generator=g).to(inputs.DEVICE),
-    )
-    compare.check(OP, kw, backend)
-
-
 @pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
-    compare.check_layout(OP, inputs.self_attention(7, key_mask=True, segments=True, E=8), backend, view)
+    compare.check_layout(OP, call(7, key_mask=True, segments=True, E=8), backend, view)
 
 
 def test_rows_that_see_nothing(backend):
-    kw = inputs.self_attention(9, causal=True, causal_gap=1, key_mask=True)
+    kw = call(9, causal=True, causal_gap=1, key_mask=True)
     kw["key_mask"][1, :3] = False
     got = compare.check(OP, kw, backend)
     for batch, rows in ((0, [0]), (1, [0, 1, 2, 3])):
@@ -133,35 +127,8 @@ def test_rows_that_see_nothing(backend):
     assert (got["grad_key"][:, -1] == 0).all() and (got["grad_value"][:, -1] == 0).all()  # no query sees the last key
 
 
-def test_positions_matter(backend):
-    """Negative control: without the relative keys, or with the table shifted by one row, the result changes."""
-    kw = inputs.self_attention(10, causal=True)
-    want = compare.run(OP, kw, backend)["out0"]
-    without = compare.run(OP, {**kw, "rel_key": None, "position_bias": None}, backend)["out0"]
-    shifted = compare.run(OP, {**kw, "rel_start": 1 - 13 + 1}, backend)["out0"]
-    assert errors.relative_error(without, want) > 0.1 and errors.relative_error(shifted, want) > 0.1
-
-
-def test_causality(backend):
-    """Only rows 7, 8 and 9 see key 7: causal, in a window of three."""
-    kw = inputs.self_attention(11, causal=True, window=3)
-    before = rk.relative_attention(**kw, backend=backend)
-    kw["key"][:, 7], kw["value"][:, 7] = 7.0, -7.0
-    changed = (rk.relative_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
-    assert changed.nonzero().flatten().tolist() == [7, 8, 9]
-
-
-def test_a_block_sees_itself_and_the_one_before(backend):
-    """Blocks of 3: key 4 is visible to rows 4 and 5 of its block (causal) and to rows 6, 7 and 8 of the next."""
-    kw = inputs.self_attention(11, causal=True, window_block=3)
-    before = rk.relative_attention(**kw, backend=backend)
-    kw["key"][:, 4], kw["value"][:, 4] = 7.0, -7.0
-    changed = (rk.relative_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
-    assert changed.nonzero().flatten().tolist() == [4, 5, 6, 7, 8]
-
-
 def test_decoding_in_blocks_equals_the_whole(backend):
-    kw = inputs.self_attention(12, causal=True, window_block=4, rel="bounded", rel_start=0, T=8, E=8)
+    kw = call(12, causal=True, window_block=4, rel="bounded", rel_start=0, T=8, E=8)
     whole = rk.relative_attention(**kw, backend=backend)
     for start, n in [(i, 1) for i in range(13)] + [(2, 9), (5, 6)]:
         step = {
@@ -175,7 +142,7 @@ def test_decoding_in_blocks_equals_the_whole(backend):
 def test_decoding_equals_the_whole(backend):
     """Token by token and in blocks, with a growing cache of keys: a bounded extent, and every displacement."""
     for case in (dict(rel="bounded", rel_start=0, T=20, E=8), dict()):
-        kw = inputs.self_attention(12, causal=True, window=9, **case)
+        kw = call(12, causal=True, window=9, **case)
         whole, lse = rk.relative_attention(**kw, return_lse=True, backend=backend)
         for start, n in [(i, 1) for i in range(13)] + [(2, 9), (0, 5)]:
             end = start + n
@@ -190,4 +157,4 @@ def test_decoding_equals_the_whole(backend):
 
 
 def test_repeats_bitwise(backend):
-    assert_repeats(OP, inputs.self_attention(15, dropout_p=0.2, heads="shared", causal=True), backend)
+    assert_repeats(OP, call(15, dropout_p=0.2, heads="shared", causal=True), backend)

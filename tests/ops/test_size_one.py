@@ -9,7 +9,8 @@ import torch
 
 from retro_kernels.core import dispatch
 from retro_kernels.testing import compare, guard_bands, inputs
-from tests.conftest import COMPILED, INTERPRETER, fast_backends
+from tests.conftest import each_with_each, fast_backends, with_backends
+from tests.ops.test_contract import BUILDERS
 
 #: op -> calls with dimensions of size 1; every dimension is 1 in some call
 SMALL = {
@@ -53,30 +54,14 @@ SMALL = {
     "rms_norm": {"one number": dict(B=1, N=1, D=1), "one row": dict(B=1, N=1), "one number a row": dict(D=1)},
     "cross_entropy": {"one class": dict(N=3, V=1), "one row": dict(N=1)},
 }
-BUILD = {
-    "chunked_cross_attention": inputs.cross_attention,
-    "relative_attention": inputs.self_attention,
-    "relative_logits": inputs.relative_logits,
-    "merge_attention": inputs.merged,
-    "topk_chunks": inputs.topk,
-    "leaky_average": inputs.leaky,
-    "rms_norm": inputs.rms,
-    "cross_entropy": inputs.entropy,
-}
 #: strides in elements: 0, 5, and beyond every address of the machine
 STEPS = [0, 5, 2**44]
-CASES = [
-    (op, name, backend)
-    for op in dispatch.OPS
-    for name in SMALL[op]
-    for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
-]
+CASES = [(op, name, backend) for op, backend in with_backends(dispatch.OPS) for name in SMALL[op]]
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("op, name, backend", CASES)
+@pytest.mark.parametrize("op, name, backend, step", [(*case, step) for case, step in each_with_each(CASES, STEPS)])
 def test_strides_of_size_one_are_never_used(op, name, backend, step):
-    compare.check_layout(op, BUILD[op](1, **SMALL[op][name]), backend, lambda t: guard_bands.stepped(t, step))
+    compare.check_layout(op, BUILDERS[op](1, **SMALL[op][name]), backend, lambda t: guard_bands.stepped(t, step))
 
 
 @pytest.mark.parametrize("n", [8, 64, 5000])

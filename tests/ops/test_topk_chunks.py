@@ -1,5 +1,7 @@
 """Every backend of topk_chunks against the float64 reference, and its properties."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, guard_bands, inputs
-from tests.conftest import INTERPRETER, examples
+from tests.conftest import INTERPRETER, each_with_each, examples
 
 OP = "topk_chunks"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -36,11 +38,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("metric", ["dot", "l2"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(backend, name, dtype, metric):
+VARIANTS = list(itertools.product(DTYPES, ("dot", "l2")))
+
+
+@pytest.mark.parametrize(("name", "variant"), each_with_each(CASES, VARIANTS))
+def test_values_and_gradients(backend, name, variant):
     """Integer inputs give exact scores and many ties: indices must equal the reference's, ties included."""
+    dtype, metric = variant
     kw = inputs.topk(1, dtype=dtype, metric=metric, integers=True, **CASES[name])
     got = compare.check(OP, kw, backend)
     exact = rk.topk_chunks(**inputs.cast(kw, torch.float64), backend="reference")[0]
@@ -254,17 +258,6 @@ def test_float16_scores_beyond_float16(backend):
     assert got["out0"].max() > 65504
 
 
-def test_splitting_the_batch_or_the_queries_changes_no_bit(backend):
-    kw = inputs.topk(16, B=2, Q=37, S=90, D=30)
-    scores, indices = rk.topk_chunks(**kw, backend=backend)
-    for b in range(2):
-        for rows in (slice(0, 5), slice(5, 37)):
-            part = {**kw, "query": kw["query"][b : b + 1, rows], "key": kw["key"][b : b + 1]}
-            s, i = rk.topk_chunks(**part, backend=backend)
-            assert torch.equal(i[0], indices[b, rows])
-            torch.testing.assert_close(s[0], scores[b, rows])
-
-
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
     """Indices to the bit, values to rounding."""
     if want.is_floating_point():
@@ -273,11 +266,18 @@ def assert_close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
         compare.assert_equal(name, got, want)
 
 
-@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
-@pytest.mark.parametrize("metric", ["dot", "l2"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", [dict(D=16, docs=True, mask=True), dict(D=19)], ids=["even, masks", "odd"])
-def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
+EVEN, ODD = dict(D=16, docs=True, mask=True), dict(D=19)
+LAID_OUT = {
+    "guard bands, even, masks": (guard_bands.guarded, EVEN),
+    "strided, even, masks": (guard_bands.sliced, EVEN),
+    "guard bands, odd": (guard_bands.guarded, ODD),
+    "strided, odd": (guard_bands.sliced, ODD),
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), each_with_each(LAID_OUT, VARIANTS))
+def test_layouts_give_the_same_bits(backend, name, variant):
+    (view, case), (dtype, metric) = LAID_OUT[name], variant
     # The interpreter uses NumPy's products, whose order of summation depends on the layout. Compiled, strides
     # decide which lane loads what, and so in which order squares for l2 and gradients add up.
     # On a GPU as under the emulator: another stride is another kernel.

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import retro_kernels as rk
 from retro_kernels.core import dispatch
 from retro_kernels.testing import inputs
-from tests.conftest import COMPILED, INTERPRETER, fast_backends
+from tests.conftest import COMPILED, INTERPRETER, before_the_kernels, with_backends
+from tests.ops.calls import floats, leaves, outputs
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "ops.md"
 CALLS = {
@@ -30,11 +31,7 @@ CALLS = {
 }
 FORWARD_MODE = ("leaky_average", "merge_attention", "relative_logits", "topk_chunks")
 FIRST = "retro_kernels.{op}: forward-mode derivatives are not implemented"
-EVERY = [
-    (op, backend)
-    for op in dispatch.OPS
-    for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
-]
+EVERY = with_backends(dispatch.OPS)
 every = pytest.mark.parametrize("op, backend", EVERY)
 
 
@@ -42,11 +39,10 @@ every = pytest.mark.parametrize("op, backend", EVERY)
 def function(op: str, backend: str, entrance: str = "public function"):
     """Return (f, primals): the first output, where finite, as a function of the call's floating tensors."""
     kw = CALLS[op](1)
-    names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    names = floats(kw)
 
     def f(*values):
-        outs = getattr(rk, op)(**kw | dict(zip(names, values, strict=True)), backend=backend)
-        out = outs[0] if isinstance(outs, tuple) else outs
+        out = outputs(op, kw | dict(zip(names, values, strict=True)), backend)[0]
         return torch.where(out.isfinite(), out, 0)
 
     primals = tuple(kw[n] for n in names)
@@ -283,20 +279,6 @@ TRANSFORMS = {
 }
 
 
-def probe_compiled_transforms(op, backend, entrance):
-    if entrance != "public function":
-        return  # these graphs hold the raw operator, as a compiled public function does
-    f, primals = function(op, backend, entrance)
-    for name in ("grad", "vjp", "vmap", "vmap(grad)"):
-        compiled = compiled_transform(name, f)
-        close([compiled(*primals)], [TRANSFORMS[name](f)(*primals)])
-
-
-def compiled_transform(name, f):
-    torch._dynamo.reset()
-    return torch.compile(TRANSFORMS[name](f), backend="aot_eager", fullgraph=True)
-
-
 PROBES = {
     "`func.grad`, `vjp`, `jacrev`": probe_grad,
     "`func.vmap`, `vmap(grad)`, `grad(vmap)`": probe_vmap,
@@ -307,8 +289,10 @@ PROBES = {
     "`FlopCounterMode`": probe_flops,
     "`__torch_function__` of subclasses": probe_torch_function,
     "`saved_tensors_hooks`": probe_saved_tensors_hooks,
-    "`torch.compile` of `grad`, `vjp`, `vmap`, `vmap(grad)`": probe_compiled_transforms,
 }
+
+
+COMPILED_ROW = "`torch.compile` of `grad`, `vjp`, `vmap`, `vmap(grad)`"  # of the test of TRANSFORMS below
 
 
 @functools.cache
@@ -321,9 +305,10 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def test_the_guides_table_is_whole():
-    assert list(table()) == list(PROBES)
+    assert list(table()) == [*PROBES, COMPILED_ROW]
     assert all(set(row) == set(dispatch.OPS) for row in table().values())
     assert {cell for row in table().values() for cell in row.values()} == {"yes", "refused"}
+    assert set(table()[COMPILED_ROW].values()) == {"yes"}
 
 
 #: the entrances differ in front of the kernels, so one backend of an op shows all but the public function
@@ -355,12 +340,14 @@ def test_transform(row, op, backend, entrance):
 # ---------------------------------------------------------------- properties beyond the table
 
 
-@every
-def test_compiled_forward_mode_is_right_or_refused_by_name(op, backend):
+@pytest.mark.parametrize("op, backend", before_the_kernels(EVERY))
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_compiled_transform_is_right_or_refused_by_name(name, op, backend):
     f, primals = function(op, backend)
-    compiled = compiled_transform("jvp", f)
-    if op in FORWARD_MODE:
-        close([compiled(*primals)], [TRANSFORMS["jvp"](f)(*primals)])
+    torch._dynamo.reset()
+    compiled = torch.compile(TRANSFORMS[name](f), backend="aot_eager", fullgraph=True)
+    if name != "jvp" or op in FORWARD_MODE:
+        close([compiled(*primals)], [TRANSFORMS[name](f)(*primals)])
     else:
         with pytest.raises(RuntimeError, match=rf"retro_kernels\.{op}: .* not implemented"):
             compiled(*primals)
@@ -395,12 +382,11 @@ def test_no_operator_drops_a_tangent(op, backend):
 def test_forward_mode_agrees_with_differences(op):
     """In float64, of every input: finite differences share no code with the rule."""
     kw = inputs.cast(CALLS[op](3), torch.float64)
-    names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    names = floats(kw)
     primals = tuple(kw[n] for n in names)
 
     def f(*values):
-        outs = getattr(rk, op)(**kw | dict(zip(names, values)), backend="reference")
-        out = outs[0] if isinstance(outs, tuple) else outs
+        out = outputs(op, kw | dict(zip(names, values)), "reference")[0]
         return torch.where(out.isfinite(), out, 0)
 
     tangents = tangents_of(primals)
@@ -448,22 +434,17 @@ def test_a_hook_that_returns_another_tensor_is_refused(op, backend, name, listen
     def output(pack):
         mode = FlopCounterMode(display=False) if listening else torch.enable_grad()
         with mode, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            outs = getattr(rk, op)(**kw, backend=backend)
-        return outs[0] if isinstance(outs, tuple) else outs
+            return outputs(op, kw, backend)[0]
 
     saved: list[torch.Tensor] = []
     output(lambda x: saved.append(x) or x)
-    assert len(saved) >= len(leaves_of(kw))
+    assert len(saved) >= len(leaves(kw))
     output(lambda x: x).nan_to_num(0, 0, 0).sum().backward()
     for at in range(len(saved)):
         count = iter(range(len(saved)))
         out = output(lambda x, at=at, count=count: CHANGED[name](x) if next(count) == at else x)
         with pytest.raises(RuntimeError, match=rf"^retro_kernels\.{op}: a saved-tensor hook returned \w+ as "):
             torch.where(out.isfinite(), out, 0).sum().backward()
-
-
-def leaves_of(kw):
-    return [v for v in kw.values() if isinstance(v, torch.Tensor) and v.requires_grad]
 
 
 def test_a_hook_that_returns_a_float16_copy_of_the_query():

@@ -2,6 +2,7 @@
 does not check values.
 """
 
+import functools
 from unittest import mock
 
 import pytest
@@ -27,9 +28,7 @@ pytestmark = pytest.mark.skipif(
 POSITIONS = {"E=D": {}, "E=16": dict(E=16), "none": dict(rel=None, biases=False)}
 CALLS = {
     relative_attention: (
-        lambda **kw: inputs.self_attention(
-            5, dtype=torch.float16, **{"causal": True, "B": 1, "N": 40, "S": 56, "H": 2, "G": 1, **kw}
-        ),
+        functools.partial(inputs.self_attention, 5, dtype=torch.float16, causal=True, B=1, N=40, S=56, H=2, G=1),
         {
             "both directions": dict(causal=False),
             "window": dict(window=30),
@@ -39,9 +38,7 @@ CALLS = {
         },
     ),
     chunked_cross_attention: (
-        lambda **kw: inputs.cross_attention(
-            5, dtype=torch.float16, **{"B": 1, "N": 100, "M": 64, "K": 2, "R": 40, "H": 2, **kw}
-        ),
+        functools.partial(inputs.cross_attention, 5, dtype=torch.float16, B=1, N=100, M=64, K=2, R=40, H=2),
         {
             "mask": dict(mask="token"),
             "gate": dict(gate=True),

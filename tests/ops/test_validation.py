@@ -9,6 +9,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing import inputs
+from tests.ops.test_contract import BUILDERS
 
 
 def strided(t):
@@ -17,262 +18,196 @@ def strided(t):
 
 NESTED = torch.nested.nested_tensor([torch.zeros(2, 3, 16), torch.zeros(1, 3, 16)], layout=torch.jagged)
 
-CCA = [
-    (dict(query_start=torch.zeros(3).long()), ValueError, "query_start: expected [B] with B=2; got B=3"),
-    (dict(query_start=torch.zeros(2)), TypeError, "query_start: expected torch.int64; got torch.float32"),
-    (
-        dict(query_start=torch.zeros(2, device="meta").long()),
-        ValueError,
-        "query_start: expected the device of query, cpu; got meta",
-    ),
-    # a change to good arguments, the error, words of its message
-    (dict(query=[1]), TypeError, "query: expected a torch.Tensor; got list"),
-    (dict(query=lambda t: t[0]), ValueError, "query: expected [B,N,H,D] (4 dimensions); got shape [19, 4, 16]"),
-    (dict(query=NESTED), TypeError, "query: expected a tensor of one shape; got a nested tensor"),
-    (dict(neighbour_mask=NESTED), TypeError, "neighbour_mask: expected a tensor of one shape; got a nested tensor"),
-    (dict(query_start=NESTED), TypeError, "query_start: expected a tensor of one shape; got a nested tensor"),
-    (dict(backend=np.array(["cpu", "reference"])), TypeError, "backend: expected None or a str; got ndarray"),
-    (dict(backend=b"cpu"), TypeError, "backend: expected None or a str; got bytes"),
-    (dict(query=np.zeros((2, 19, 4, 16))), TypeError, "query: expected a torch.Tensor; got ndarray"),
-    (dict(scale=np.ones(3)), TypeError, "scale: expected a number; got ndarray"),
-    (
-        dict(query=lambda t: t.long()),
-        TypeError,
-        "query: expected float32, float16, bfloat16 or float64; got torch.int64",
-    ),
-    (dict(query=strided), ValueError, "query: expected a contiguous last dimension (stride 1); got stride 4"),
-    (dict(query=lambda t: t[..., :12]), ValueError, "key: expected [B,L,K,R,G,D] with D=12; got D=16"),
-    (dict(key=lambda t: t[:1]), ValueError, "key: expected [B,L,K,R,G,D] with B=2; got B=1"),
-    (
-        dict(key=lambda t: t[:, :3], value=lambda t: t[:, :3]),
-        ValueError,
-        "key: expected [B,L,K,R,G,D] with L >= 4 chunks for N=19, chunk_len=4; got L=3",
-    ),
-    (dict(query_start=9), ValueError, "L >= 7 chunks for N=19, chunk_len=4, query_start=9; got L=4"),
-    (dict(key=lambda t: t.half()), TypeError, "key: expected torch.float32 (the type of query); got torch.float16"),
-    (dict(key=lambda t: t.to("meta")), ValueError, "key: expected the device of query, cpu; got meta"),
-    (dict(key=lambda t: t.to_sparse()), ValueError, "key: expected a strided tensor; got layout torch.sparse_coo"),
-    (dict(value=lambda t: t[:, :, :1]), ValueError, "value: expected [B,L,K,R,G,D] with K=2; got K=1"),
-    (
-        dict(key=lambda t: t[..., :3, :], value=lambda t: t[..., :3, :]),
-        ValueError,
-        "key: expected G key/value heads that divide the H=4",
-    ),
-    (dict(chunk_len=0), ValueError, "chunk_len: expected an int >= 1; got 0"),
-    (dict(chunk_len=4.0), TypeError, "chunk_len: expected an int; got float"),
-    (dict(chunk_len=True), TypeError, "chunk_len: expected an int; got bool"),
-    (dict(query_start=-1), ValueError, "query_start: expected an int >= 0; got -1"),
-    (dict(rel_key=lambda t: t[:3]), ValueError, "rel_key: expected [H or 1,T,E] with H=4; got shape [3, 9, 16]"),
-    (
-        dict(rel_key=lambda t: t[:, :8]),
-        ValueError,
-        "with T = chunk_len+R-1 = 9 (all displacements) where rel_start is None; got T=8",
-    ),
-    (dict(rel_key=lambda t: t[:, :0], rel_start=0), ValueError, "with T >= 1; got T=0"),
-    (
-        dict(rel_key=lambda t: t[..., :8], position_bias=None),
-        ValueError,
-        "with E=D=16 where rel_query is None; got E=8",
-    ),
-    (dict(rel_key=torch.zeros(1, 9, 300)), ValueError, "with E from 1 to 256; got E=300"),
-    (dict(rel_key=lambda t: t.double()), TypeError, "rel_key: expected torch.float32"),
-    (dict(rel_key=None), ValueError, "position_bias: expected None without rel_key"),
-    (dict(rel_key=None, position_bias=None, rel_start=0), ValueError, "rel_start: expected None without rel_key"),
-    (
-        dict(rel_key=None, position_bias=None, rel_query=torch.zeros(1)),
-        ValueError,
-        "rel_query: expected None without rel_key",
-    ),
-    (dict(rel_start=0.5), TypeError, "rel_start: expected an int; got float"),
-    (dict(rel_query=torch.zeros(2, 19, 4, 8)), ValueError, "rel_query: expected [B,N,H,E] with E=16; got E=8"),
-    (dict(content_bias=lambda t: t[:1]), ValueError, "content_bias: expected [H,D] with H=4; got H=1"),
-    (dict(content_bias=lambda t: t.double()), TypeError, "content_bias: expected torch.float32"),
-    (dict(position_bias=lambda t: t[:, :4]), ValueError, "position_bias: expected [H,E] with E=16; got E=4"),
-    (dict(neighbour_mask=torch.ones(2, 4, 2)), TypeError, "neighbour_mask: expected torch.bool; got torch.float32"),
-    (
-        dict(neighbour_mask=torch.ones(2, 4).bool()),
-        ValueError,
-        "neighbour_mask: expected [B,L,K] or [B,L,K,R]; got shape [2, 4]",
-    ),
-    (
-        dict(neighbour_mask=torch.ones(2, 4, 2, 5).bool()),
-        ValueError,
-        "neighbour_mask: expected [B,L,K,R] with R=6; got R=5",
-    ),
-    (dict(neighbour_gate=torch.ones(2, 4, 1)), ValueError, "neighbour_gate: expected [B,L,K] with K=2; got K=1"),
-    (dict(neighbour_gate=torch.ones(2, 4, 2).half()), TypeError, "neighbour_gate: expected torch.float32"),
-    (dict(scale=float("nan")), ValueError, "scale: expected a finite number; got nan"),
-    (dict(scale="1"), TypeError, "scale: expected a number; got str"),
-    (dict(scale=10**400), ValueError, "scale: expected a finite number; got 1000"),
-    (dict(chunk_len=2**80), ValueError, f"chunk_len: expected an int <= {2**29}; got {2**80}"),
-    (dict(query_start=2**80), ValueError, f"query_start: expected an int <= {2**29}; got {2**80}"),
-    (dict(rel_start=2**31), ValueError, f"rel_start: expected an int <= {2**29}; got {2**31}"),
-    (dict(rel_start=-(2**63)), ValueError, f"rel_start: expected an int >= {-(2**29)}; got {-(2**63)}"),
-    (dict(dropout_p=1.0), ValueError, "dropout_p: expected a probability in [0, 1); got 1.0"),
-    (dict(dropout_p=-0.1), ValueError, "dropout_p: expected a probability in [0, 1); got -0.1"),
-    (dict(return_lse=1), TypeError, "return_lse: expected a bool; got int"),
-    (
-        dict(backend="cublas"),
-        ValueError,
-        "backend: expected None or one of 'cuda', 'triton', 'cpu', 'reference'; got 'cublas'",
-    ),
-    (dict(neighbor_mask=None), TypeError, "neighbor_mask"),
-]
+#: error -> words of its message -> a change to good arguments
+CCA = {
+    TypeError: {
+        "query_start: expected torch.int64; got torch.float32": dict(query_start=torch.zeros(2)),
+        "query: expected a torch.Tensor; got list": dict(query=[1]),
+        "query: expected a tensor of one shape; got a nested tensor": dict(query=NESTED),
+        "neighbour_mask: expected a tensor of one shape; got a nested tensor": dict(neighbour_mask=NESTED),
+        "query_start: expected a tensor of one shape; got a nested tensor": dict(query_start=NESTED),
+        "backend: expected None or a str; got ndarray": dict(backend=np.array(["cpu", "reference"])),
+        "backend: expected None or a str; got bytes": dict(backend=b"cpu"),
+        "query: expected a torch.Tensor; got ndarray": dict(query=np.zeros((2, 19, 4, 16))),
+        "scale: expected a number; got ndarray": dict(scale=np.ones(3)),
+        "query: expected float32, float16, bfloat16 or float64; got torch.int64": dict(query=lambda t: t.long()),
+        "key: expected torch.float32 (the type of query); got torch.float16": dict(key=lambda t: t.half()),
+        "chunk_len: expected an int; got float": dict(chunk_len=4.0),
+        "chunk_len: expected an int; got bool": dict(chunk_len=True),
+        "rel_key: expected torch.float32": dict(rel_key=lambda t: t.double()),
+        "rel_start: expected an int; got float": dict(rel_start=0.5),
+        "content_bias: expected torch.float32": dict(content_bias=lambda t: t.double()),
+        "neighbour_mask: expected torch.bool; got torch.float32": dict(neighbour_mask=torch.ones(2, 4, 2)),
+        "neighbour_gate: expected torch.float32": dict(neighbour_gate=torch.ones(2, 4, 2).half()),
+        "scale: expected a number; got str": dict(scale="1"),
+        "return_lse: expected a bool; got int": dict(return_lse=1),
+        "neighbor_mask": dict(neighbor_mask=None),
+    },
+    ValueError: {
+        "query_start: expected [B] with B=2; got B=3": dict(query_start=torch.zeros(3).long()),
+        "query_start: expected the device of query, cpu; got meta": dict(
+            query_start=torch.zeros(2, device="meta").long()
+        ),
+        "query: expected [B,N,H,D] (4 dimensions); got shape [19, 4, 16]": dict(query=lambda t: t[0]),
+        "query: expected a contiguous last dimension (stride 1); got stride 4": dict(query=strided),
+        "key: expected [B,L,K,R,G,D] with D=12; got D=16": dict(query=lambda t: t[..., :12]),
+        "key: expected [B,L,K,R,G,D] with B=2; got B=1": dict(key=lambda t: t[:1]),
+        "key: expected [B,L,K,R,G,D] with L >= 4 chunks for N=19, chunk_len=4; got L=3": dict(
+            key=lambda t: t[:, :3], value=lambda t: t[:, :3]
+        ),
+        "L >= 7 chunks for N=19, chunk_len=4, query_start=9; got L=4": dict(query_start=9),
+        "key: expected the device of query, cpu; got meta": dict(key=lambda t: t.to("meta")),
+        "key: expected a strided tensor; got layout torch.sparse_coo": dict(key=lambda t: t.to_sparse()),
+        "value: expected [B,L,K,R,G,D] with K=2; got K=1": dict(value=lambda t: t[:, :, :1]),
+        "key: expected G key/value heads that divide the H=4": dict(
+            key=lambda t: t[..., :3, :], value=lambda t: t[..., :3, :]
+        ),
+        "chunk_len: expected an int >= 1; got 0": dict(chunk_len=0),
+        "query_start: expected an int >= 0; got -1": dict(query_start=-1),
+        "rel_key: expected [H or 1,T,E] with H=4; got shape [3, 9, 16]": dict(rel_key=lambda t: t[:3]),
+        "with T = chunk_len+R-1 = 9 (all displacements) where rel_start is None; got T=8": dict(
+            rel_key=lambda t: t[:, :8]
+        ),
+        "with T >= 1; got T=0": dict(rel_key=lambda t: t[:, :0], rel_start=0),
+        "with E=D=16 where rel_query is None; got E=8": dict(rel_key=lambda t: t[..., :8], position_bias=None),
+        "with E from 1 to 256; got E=300": dict(rel_key=torch.zeros(1, 9, 300)),
+        "position_bias: expected None without rel_key": dict(rel_key=None),
+        "rel_start: expected None without rel_key": dict(rel_key=None, position_bias=None, rel_start=0),
+        "rel_query: expected None without rel_key": dict(rel_key=None, position_bias=None, rel_query=torch.zeros(1)),
+        "rel_query: expected [B,N,H,E] with E=16; got E=8": dict(rel_query=torch.zeros(2, 19, 4, 8)),
+        "content_bias: expected [H,D] with H=4; got H=1": dict(content_bias=lambda t: t[:1]),
+        "position_bias: expected [H,E] with E=16; got E=4": dict(position_bias=lambda t: t[:, :4]),
+        "neighbour_mask: expected [B,L,K] or [B,L,K,R]; got shape [2, 4]": dict(neighbour_mask=torch.ones(2, 4).bool()),
+        "neighbour_mask: expected [B,L,K,R] with R=6; got R=5": dict(neighbour_mask=torch.ones(2, 4, 2, 5).bool()),
+        "neighbour_gate: expected [B,L,K] with K=2; got K=1": dict(neighbour_gate=torch.ones(2, 4, 1)),
+        "scale: expected a finite number; got nan": dict(scale=float("nan")),
+        "scale: expected a finite number; got 1000": dict(scale=10**400),
+        f"chunk_len: expected an int <= {2**29}; got {2**80}": dict(chunk_len=2**80),
+        f"query_start: expected an int <= {2**29}; got {2**80}": dict(query_start=2**80),
+        f"rel_start: expected an int <= {2**29}; got {2**31}": dict(rel_start=2**31),
+        f"rel_start: expected an int >= {-(2**29)}; got {-(2**63)}": dict(rel_start=-(2**63)),
+        "dropout_p: expected a probability in [0, 1); got 1.0": dict(dropout_p=1.0),
+        "dropout_p: expected a probability in [0, 1); got -0.1": dict(dropout_p=-0.1),
+        "backend: expected None or one of 'cuda', 'triton', 'cpu', 'reference'; got 'cublas'": dict(backend="cublas"),
+    },
+}
 
-ATTENTION = [
-    (dict(window=3, window_block=4), ValueError, "window_block: expected None where window is given; got 4"),
-    (dict(window_block=0), ValueError, "window_block: expected an int >= 1; got 0"),
-    (dict(query_offset=torch.zeros(3).long(), rel_start=0), ValueError, "query_offset: expected [B] with B=2; got B=3"),
-    (
-        dict(query_offset=torch.tensor(3), rel_start=0),
-        ValueError,
-        "query_offset: expected [B] (1 dimensions); got shape []",
-    ),
-    (
-        dict(query_offset=torch.zeros(2).int(), rel_start=0),
-        TypeError,
-        "query_offset: expected torch.int64; got torch.int32",
-    ),
-    (
-        dict(query_offset=torch.zeros(2).long()),
-        ValueError,
-        "rel_start: expected an int where query_offset is a tensor; got None",
-    ),
-    (dict(value=lambda t: t[:, :5]), ValueError, "value: expected [B,S,G,D] with S=13; got S=5"),
-    (dict(causal=1), TypeError, "causal: expected a bool; got int"),
-    (dict(causal_gap=1), ValueError, "causal_gap: expected 0 where causal is False; got 1"),
-    (dict(causal=True, causal_gap=-1), ValueError, "causal_gap: expected an int >= 0; got -1"),
-    (dict(window=0), ValueError, "window: expected an int >= 1; got 0"),
-    (dict(query_offset=1.0), TypeError, "query_offset: expected an int; got float"),
-    (dict(query_offset=2**31), ValueError, f"query_offset: expected an int <= {2**29}; got {2**31}"),
-    (
-        dict(rel_key=lambda t: t[:, 1:]),
-        ValueError,
-        "with T = N+S-1 = 25 (all displacements) where rel_start is None; got T=24",
-    ),
-    (dict(key_mask=torch.ones(2, 12).bool()), ValueError, "key_mask: expected [B,S] with S=13; got S=12"),
-    (dict(key_mask=torch.ones(2, 13)), TypeError, "key_mask: expected torch.bool"),
-    (
-        dict(query_segment=torch.zeros(2, 13).long()),
-        ValueError,
-        "key_segment: expected a tensor where query_segment is given; got None",
-    ),
-    (
-        dict(query_segment=torch.zeros(2, 13), key_segment=torch.zeros(2, 13)),
-        TypeError,
-        "query_segment: expected torch.int64 or",
-    ),
-    (
-        dict(query_segment=torch.zeros(2, 13).long(), key_segment=torch.zeros(2, 13).int()),
-        TypeError,
-        "key_segment: expected torch.int64 (the type of query_segment); got torch.int32",
-    ),
-    (
-        dict(query=torch.zeros(2, 13, 4, 20), key=torch.zeros(2, 13, 4, 20), value=torch.zeros(2, 13, 4, 20)),
-        ValueError,
-        "query: expected D (the head dimension) to be a multiple of 8 from 16 to 256; got D=20",
-    ),
-    (
-        dict(query=torch.zeros(2, 13, 4, 8), key=torch.zeros(2, 13, 4, 8), value=torch.zeros(2, 13, 4, 8)),
-        ValueError,
-        "got D=8",
-    ),
-]
+ATTENTION = {
+    TypeError: {
+        "query_offset: expected torch.int64; got torch.int32": dict(query_offset=torch.zeros(2).int(), rel_start=0),
+        "causal: expected a bool; got int": dict(causal=1),
+        "query_offset: expected an int; got float": dict(query_offset=1.0),
+        "key_mask: expected torch.bool": dict(key_mask=torch.ones(2, 13)),
+        "query_segment: expected torch.int64 or": dict(
+            query_segment=torch.zeros(2, 13), key_segment=torch.zeros(2, 13)
+        ),
+        "key_segment: expected torch.int64 (the type of query_segment); got torch.int32": dict(
+            query_segment=torch.zeros(2, 13).long(), key_segment=torch.zeros(2, 13).int()
+        ),
+    },
+    ValueError: {
+        "window_block: expected None where window is given; got 4": dict(window=3, window_block=4),
+        "window_block: expected an int >= 1; got 0": dict(window_block=0),
+        "query_offset: expected [B] with B=2; got B=3": dict(query_offset=torch.zeros(3).long(), rel_start=0),
+        "query_offset: expected [B] (1 dimensions); got shape []": dict(query_offset=torch.tensor(3), rel_start=0),
+        "rel_start: expected an int where query_offset is a tensor; got None": dict(query_offset=torch.zeros(2).long()),
+        "value: expected [B,S,G,D] with S=13; got S=5": dict(value=lambda t: t[:, :5]),
+        "causal_gap: expected 0 where causal is False; got 1": dict(causal_gap=1),
+        "causal_gap: expected an int >= 0; got -1": dict(causal=True, causal_gap=-1),
+        "window: expected an int >= 1; got 0": dict(window=0),
+        f"query_offset: expected an int <= {2**29}; got {2**31}": dict(query_offset=2**31),
+        "with T = N+S-1 = 25 (all displacements) where rel_start is None; got T=24": dict(rel_key=lambda t: t[:, 1:]),
+        "key_mask: expected [B,S] with S=13; got S=12": dict(key_mask=torch.ones(2, 12).bool()),
+        "key_segment: expected a tensor where query_segment is given; got None": dict(
+            query_segment=torch.zeros(2, 13).long()
+        ),
+        "query: expected D (the head dimension) to be a multiple of 8 from 16 to 256; got D=20": dict(
+            query=torch.zeros(2, 13, 4, 20), key=torch.zeros(2, 13, 4, 20), value=torch.zeros(2, 13, 4, 20)
+        ),
+        "got D=8": dict(query=torch.zeros(2, 13, 4, 8), key=torch.zeros(2, 13, 4, 8), value=torch.zeros(2, 13, 4, 8)),
+    },
+}
 
-LOGITS = [
-    (dict(key_len=-1), ValueError, "key_len: expected an int >= 0; got -1"),
-    (dict(rel_key=lambda t: t[:, 1:]), ValueError, "with T = N+key_len-1 = 15 (all displacements)"),
-    (dict(rel_key=lambda t: t[..., :8]), ValueError, "rel_key: expected [H or 1,T,E] with E=16; got E=8"),
-    (dict(position_bias=lambda t: t[:1]), ValueError, "position_bias: expected [H,E] with H=3; got H=1"),
-    (dict(query_offset=None), TypeError, "query_offset: expected an int; got NoneType"),
-    (dict(query_offset=-(2**31)), ValueError, f"query_offset: expected an int >= {-(2**29)}; got {-(2**31)}"),
-    (dict(key_len=2**40), ValueError, f"key_len: expected an int <= {2**29}; got {2**40}"),
-]
+LOGITS = {
+    TypeError: {
+        "query_offset: expected an int; got NoneType": dict(query_offset=None),
+    },
+    ValueError: {
+        "key_len: expected an int >= 0; got -1": dict(key_len=-1),
+        "with T = N+key_len-1 = 15 (all displacements)": dict(rel_key=lambda t: t[:, 1:]),
+        "rel_key: expected [H or 1,T,E] with E=16; got E=8": dict(rel_key=lambda t: t[..., :8]),
+        "position_bias: expected [H,E] with H=3; got H=1": dict(position_bias=lambda t: t[:1]),
+        f"query_offset: expected an int >= {-(2**29)}; got {-(2**31)}": dict(query_offset=-(2**31)),
+        f"key_len: expected an int <= {2**29}; got {2**40}": dict(key_len=2**40),
+    },
+}
 
-TOPK = [
-    (dict(metric=np.array(["dot", "l2"])), TypeError, "metric: expected a str; got ndarray"),
-    (dict(query=NESTED), TypeError, "query: expected a tensor of one shape; got a nested tensor"),
-    (dict(k=0), ValueError, "k: expected an int >= 1; got 0"),
-    (dict(k=129), ValueError, "k: expected an int <= 128; got 129"),
-    (dict(metric="cosine"), ValueError, "metric: expected 'dot' or 'l2'; got 'cosine'"),
-    (dict(key=torch.zeros(3, 23, 16)), ValueError, "key: expected [B or 1,S,D] with B=2; got shape [3, 23, 16]"),
-    (dict(key=lambda t: t[..., :8]), ValueError, "key: expected [B or 1,S,D] with D=16; got D=8"),
-    (
-        dict(query=torch.zeros(2, 7, 4097), key=torch.zeros(2, 23, 4097)),
-        ValueError,
-        "D (the embedding width) from 1 to 4096; got D=4097",
-    ),
-    (dict(key=lambda t: t.double()), TypeError, "key: expected torch.float32 (the type of query); got torch.float64"),
-    (dict(key=lambda t: t.to("meta")), ValueError, "key: expected the device of query, cpu; got meta"),
-    (dict(query_offset=3), ValueError, "query_offset: expected 0 where causal_gap is None; got 3"),
-    (dict(causal_gap=0, query_offset=2**63), ValueError, f"query_offset: expected an int <= {2**61}; got {2**63}"),
-    (dict(causal_gap=-(2**63)), ValueError, f"causal_gap: expected an int >= {-(2**61)}; got {-(2**63)}"),
-    (
-        dict(query_doc=torch.zeros(2, 7).long()),
-        ValueError,
-        "key_doc: expected a tensor where query_doc is given; got None",
-    ),
-    (
-        dict(key_doc=torch.zeros(2, 23).long()),
-        ValueError,
-        "query_doc: expected a tensor where key_doc is given; got None",
-    ),
-    (
-        dict(key_doc=torch.zeros(2, 22).long(), query_doc=torch.zeros(2, 7).long()),
-        ValueError,
-        "key_doc: expected [B or 1,S] with S=23; got S=22",
-    ),
-    (dict(key_mask=torch.ones(2, 23)), TypeError, "key_mask: expected torch.bool"),
-    (dict(key_mask=torch.ones(3, 23).bool()), ValueError, "key_mask: expected [B or 1,S] with B=2; got shape [3, 23]"),
-]
+TOPK = {
+    TypeError: {
+        "metric: expected a str; got ndarray": dict(metric=np.array(["dot", "l2"])),
+        "query: expected a tensor of one shape; got a nested tensor": dict(query=NESTED),
+        "key: expected torch.float32 (the type of query); got torch.float64": dict(key=lambda t: t.double()),
+        "key_mask: expected torch.bool": dict(key_mask=torch.ones(2, 23)),
+    },
+    ValueError: {
+        "k: expected an int >= 1; got 0": dict(k=0),
+        "k: expected an int <= 128; got 129": dict(k=129),
+        "metric: expected 'dot' or 'l2'; got 'cosine'": dict(metric="cosine"),
+        "key: expected [B or 1,S,D] with B=2; got shape [3, 23, 16]": dict(key=torch.zeros(3, 23, 16)),
+        "key: expected [B or 1,S,D] with D=16; got D=8": dict(key=lambda t: t[..., :8]),
+        "D (the embedding width) from 1 to 4096; got D=4097": dict(
+            query=torch.zeros(2, 7, 4097), key=torch.zeros(2, 23, 4097)
+        ),
+        "key: expected the device of query, cpu; got meta": dict(key=lambda t: t.to("meta")),
+        "query_offset: expected 0 where causal_gap is None; got 3": dict(query_offset=3),
+        f"query_offset: expected an int <= {2**61}; got {2**63}": dict(causal_gap=0, query_offset=2**63),
+        f"causal_gap: expected an int >= {-(2**61)}; got {-(2**63)}": dict(causal_gap=-(2**63)),
+        "key_doc: expected a tensor where query_doc is given; got None": dict(query_doc=torch.zeros(2, 7).long()),
+        "query_doc: expected a tensor where key_doc is given; got None": dict(key_doc=torch.zeros(2, 23).long()),
+        "key_doc: expected [B or 1,S] with S=23; got S=22": dict(
+            key_doc=torch.zeros(2, 22).long(), query_doc=torch.zeros(2, 7).long()
+        ),
+        "key_mask: expected [B or 1,S] with B=2; got shape [3, 23]": dict(key_mask=torch.ones(3, 23).bool()),
+    },
+}
 
-LEAKY = [
-    (dict(decay=NESTED), TypeError, "decay: expected a tensor of one shape; got a nested tensor"),
-    (dict(segment=torch.zeros(2, 36).long()), ValueError, "segment: expected [B,N] with N=37; got N=36"),
-    (dict(segment=torch.zeros(2, 37)), TypeError, "segment: expected torch.int64 or torch.int32 or"),
-    (dict(x=lambda t: t[0]), ValueError, "x: expected [B,N,H,D] (4 dimensions); got shape [37, 3, 5]"),
-    (dict(decay=lambda t: t[:2]), ValueError, "decay: expected [H] with H=3; got H=2"),
-    (dict(decay=lambda t: t.half()), TypeError, "decay: expected torch.float32; got torch.float16"),
-    (dict(initial=lambda t: t[:1]), ValueError, "initial: expected [B,H,D] with B=2; got B=1"),
-    (dict(initial=lambda t: t.half()), TypeError, "initial: expected torch.float32 (the type of x); got torch.float16"),
+LEAKY = {
+    TypeError: {
+        "decay: expected a tensor of one shape; got a nested tensor": dict(decay=NESTED),
+        "segment: expected torch.int64 or torch.int32 or": dict(segment=torch.zeros(2, 37)),
+        "decay: expected torch.float32; got torch.float16": dict(decay=lambda t: t.half()),
+        "initial: expected torch.float32 (the type of x); got torch.float16": dict(initial=lambda t: t.half()),
+    },
+    ValueError: {
+        "segment: expected [B,N] with N=37; got N=36": dict(segment=torch.zeros(2, 36).long()),
+        "x: expected [B,N,H,D] (4 dimensions); got shape [37, 3, 5]": dict(x=lambda t: t[0]),
+        "decay: expected [H] with H=3; got H=2": dict(decay=lambda t: t[:2]),
+        "initial: expected [B,H,D] with B=2; got B=1": dict(initial=lambda t: t[:1]),
+    },
+}
+
+
+TABLES = {
+    "chunked_cross_attention": CCA,
+    "relative_attention": ATTENTION,
+    "relative_logits": LOGITS,
+    "topk_chunks": TOPK,
+    "leaky_average": LEAKY,
+}
+CALLS = [
+    pytest.param(op, error, words, change, id=f"{op}-{words[:60]}")
+    for op, table in TABLES.items()
+    for error, rows in table.items()
+    for words, change in rows.items()
 ]
 
 
-def _check(function, good, change, error, words):
-    bad = dict(good)
-    for name, value in change.items():
-        bad[name] = value(bad[name]) if callable(value) else value
+@pytest.mark.parametrize("op, error, words, change", CALLS)
+def test_the_error_names_the_argument(op, error, words, change):
+    kw = BUILDERS[op]()
+    kw |= {name: value(kw[name]) if callable(value) else value for name, value in change.items()}
     with pytest.raises(error, match=re.escape(words)):
-        function(**bad)
-
-
-def _ids(table):
-    return [words[:60] for _, _, words in table]
-
-
-@pytest.mark.parametrize("change, error, words", CCA, ids=_ids(CCA))
-def test_chunked_cross_attention(change, error, words):
-    _check(rk.chunked_cross_attention, inputs.cross_attention(), change, error, words)
-
-
-@pytest.mark.parametrize("change, error, words", ATTENTION, ids=_ids(ATTENTION))
-def test_relative_attention(change, error, words):
-    _check(rk.relative_attention, inputs.self_attention(), change, error, words)
-
-
-@pytest.mark.parametrize("change, error, words", LOGITS, ids=_ids(LOGITS))
-def test_relative_logits(change, error, words):
-    _check(rk.relative_logits, inputs.relative_logits(), change, error, words)
-
-
-@pytest.mark.parametrize("change, error, words", TOPK, ids=_ids(TOPK))
-def test_topk_chunks(change, error, words):
-    _check(rk.topk_chunks, inputs.topk(), change, error, words)
-
-
-@pytest.mark.parametrize("change, error, words", LEAKY, ids=_ids(LEAKY))
-def test_leaky_average(change, error, words):
-    _check(rk.leaky_average, inputs.leaky(), change, error, words)
+        getattr(rk, op)(**kw)
 
 
 def heads_first(*names):

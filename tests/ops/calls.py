@@ -1,0 +1,30 @@
+"""Calls of an op by name: its outputs, its floating arguments, and a mode under which no memo serves it."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import retro_kernels as rk
+
+
+class Listener(TorchDispatchMode):
+    """Under a mode a call uses the registered operator, which depends on no earlier call."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        return operator(*args, **(kwargs or {}))
+
+
+def outputs(op: str, kw: dict, backend: str | None = None, lse: bool = False) -> tuple[torch.Tensor, ...]:
+    """Return the outputs. lse: those of an attention include its log-sum-exp."""
+    more = {"return_lse": True} if lse and op in ("chunked_cross_attention", "relative_attention") else {}
+    outs = getattr(rk, op)(**kw, **more, backend=backend)
+    return outs if isinstance(outs, tuple) else (outs,)
+
+
+def floats(kw: dict) -> list[str]:
+    """Return the names of the floating tensors."""
+    return [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+
+def leaves(kw: dict) -> dict[str, torch.Tensor]:
+    """Return the tensors that want a gradient."""
+    return {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
