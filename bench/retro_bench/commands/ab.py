@@ -40,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arch(parser, "90")
     add("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     add("--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
-    add("--json", type=Path, metavar="FILE", help="append records of both sides to this file as verdicts are reached")
+    add("--json", type=options.output, metavar="FILE", help="append records of both sides, verdict by verdict")
     suite = "time this pytest-benchmark suite of the repository on both commits, and nothing else"
     add("--pytest", metavar="PATH", help=suite)
     add("--quiet", action="store_true", help="print no progress")
-    add("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
+    add("--markdown", type=options.output, metavar="FILE", help="also write the result as Markdown for a pull request")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -58,9 +58,6 @@ def execute(arguments: argparse.Namespace) -> int:
             return exits.NOT_COMPARED
         arguments.no_static = True
     root = repository(arguments.root)
-    for name in ("markdown", "json"):  # fail now and not after an hour
-        if (path := getattr(arguments, name)) and not path.resolve().parent.is_dir():
-            raise exits.UsageError(f"--{name} {path}: no such folder")
     selection = None if arguments.pytest else options.selection(arguments)
     plugins = tuple(folder_of(name, root) for name in arguments.plugin)
     say = progress.Progress(0, arguments.quiet).note

@@ -5,7 +5,6 @@ code 2 if anything fails.
 """
 
 import argparse
-from pathlib import Path
 
 from ..records import record
 from ..report import terminal
@@ -15,7 +14,7 @@ from . import measuring, options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
     options.add_effort(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
+    parser.add_argument("--json", type=options.output, metavar="FILE", help="append records to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:

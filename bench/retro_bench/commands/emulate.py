@@ -1,6 +1,6 @@
 """execute compiled GPU kernels on the CPU, with checks and counters
 
-Compiles launches of the shipped cases for --arch and executes CTAs from the middle of the grid. Checks bounds,
+Compiles launches of the shipped cases for --arch and executes one CTA from the middle of the grid. Checks bounds,
 alignment, uninitialised shared memory, races between warps, and copies and wgmma that nothing waits for. Exit code 2 if
 something is wrong, 5 if nothing was executed. `ptx-emulator run FILE.py::FUNCTION` does the same for any function that
 launches Triton kernels.
@@ -16,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_executed(parser)
     add, arch = parser.add_argument, "compile for this architecture (default 90)"
     add("--arch", type=int, choices=options.EVERY_ARCH, default=90, help=arch)
-    add("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
     add("--all", action="store_true", help="execute every launch that matches, not only the first")
     add("--brief", action="store_true", help="print one line a launch instead of reports")
 
@@ -37,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for one in chosen:
         print(f"{one.id.removesuffix('/static')}, grid {one.launch.grid}")
         try:
-            metrics, lines = counters.count(one.launch, arguments.arch, arguments.ctas)
+            metrics, lines = counters.count(one.launch, arguments.arch)
             if not arguments.brief:
                 print(drawn(metrics, lines[:LINES]), flush=True)
         except EmulationError as error:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_executed(parser)
     add = parser.add_argument
     add("--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another that has a data sheet")
-    add("--json", type=Path, metavar="FILE", help="append the predictions to this file")
+    add("--json", type=options.output, metavar="FILE", help="append the predictions to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:

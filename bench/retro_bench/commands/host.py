@@ -6,7 +6,6 @@ and autograd. CPU kernels compute; launches of Triton kernels are no-ops. `ab` g
 
 import argparse
 import json
-from pathlib import Path
 
 from . import exits, options
 
@@ -15,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_ops(parser, cases=False)
     add, both = parser.add_argument, ("cpu", "triton")
     add("--backend", type=options.names, default=both, metavar="NAME[,NAME]", help="time cpu or triton (default both)")
-    add("--json", type=Path, metavar="FILE", help="also write {id: seconds} to this file")
+    add("--json", type=options.output, metavar="FILE", help="also write {id: seconds} to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,18 @@ def seconds(text: str) -> float:
     if not 0 <= value < math.inf:  # NaN included
         raise argparse.ArgumentTypeError(f"expected a number of seconds; got {text}")
     return value
+
+
+def output(text: str) -> Path:
+    """Return a file that can be written, and make its folder, so that a wrong path is refused before any work."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"expected a file that can be written; got {path}")
+    return path
 
 
 def records(path: Path) -> list[dict[str, Any]]:

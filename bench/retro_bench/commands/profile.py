@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_effort(parser)
     parser.set_defaults(baselines=("none",))
     add, calls = parser.add_argument, "only call each kernel N times for a profiler, in an NVTX range of its id"
-    add("--json", type=Path, metavar="FILE", help="append records to this file")
+    add("--json", type=options.output, metavar="FILE", help="append records to this file")
     add("--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph")
     add("--calls", type=options.positive, metavar="N", help=calls)
     add("--stages", action="store_true", help="CPU: show the time of each stage of a pass")

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--format", choices=("term", "md", "html"), default="term")
     where = "write to this file (default: standard output)"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=where)
+    parser.add_argument("--output", type=options.output, metavar="FILE", help=where)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where, add, usual = parser.add_mutually_exclusive_group(), parser.add_argument, samples.Effort()
     new = f"append records to this file (default: a new one in {RESULTS.name})"
     lacking = "measure what this file lacks for this tree, and append it"
-    where.add_argument("--json", type=Path, metavar="FILE", help=new)
+    where.add_argument("--json", type=options.output, metavar="FILE", help=new)
     where.add_argument("--resume", type=Path, metavar="FILE", help=lacking)
     add("--fresh", action="store_true", help="with --json: replace the file")
     least = f"take at least this many samples (default {usual.least}; 1 of a call beyond {usual.slow_s} s)"

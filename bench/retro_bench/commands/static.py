@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arch(parser, ",".join(map(str, options.ARCHES)))
     add = parser.add_argument
     add("--keep", type=Path, metavar="DIR", help="leave the cubins there, and AMD's assembly")
-    add("--json", type=Path, metavar="FILE", help="append records to this file")
+    add("--json", type=options.output, metavar="FILE", help="append records to this file")
     add("--jobs", type=options.positive, help="processes (default: one a core)")
-    add("--fingerprints", type=Path, metavar="FILE", help="write {id: hash of sources}, compile nothing")
+    add("--fingerprints", type=options.output, metavar="FILE", help="write {id: hash of sources}, compile nothing")
     add("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
     add("--counters", action="store_true", help="execute one CTA of each launch on the emulator")
     add("--quiet", action="store_true", help="print no progress")

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--row", type=options.names, metavar="NAME[,NAME]", help=rows)
     add("--tiles", type=_tiles, metavar="M/N/WARPS/STAGES[/REGISTERS][,...]", help=tiles)
     add("--machine", default="H200", metavar="GPU", help="with --static: rank tiles for this GPU (default H200)")
-    add("--json", type=Path, metavar="FILE", help="append results to this file; skip what it holds")
+    add("--json", type=options.output, metavar="FILE", help="append results to this file; skip what it holds")
     add("--write", action="store_true", help="write the best tiles into the tables")
 
 
