@@ -96,10 +96,10 @@ def test_leaky_by_hand_and_by_loop():
 
 def test_leaky_documents_by_hand_and_gradcheck():
     segment = torch.tensor([[3, 3, 1, 1], [0, 3, 3, 0]])
-    y = rk.leaky_average(
-        torch.ones(2, 4, 1, 1), torch.tensor([0.5]), initial=torch.full((2, 1, 1), 4.0), segment=segment
-    )
-    assert y.flatten(1).tolist() == [[3.0, 2.5, 1.0, 1.5], [3.0, 1.0, 1.5, 1.0]]
+    x, decay, initial = torch.ones(2, 4, 1, 1), torch.tensor([0.5]), torch.full((2, 1, 1), 4.0)
+    for backend in ("reference", None):
+        y = rk.leaky_average(x, decay, initial=initial, segment=segment, backend=backend)
+        assert y.flatten(1).tolist() == [[3.0, 2.5, 1.0, 1.5], [3.0, 1.0, 1.5, 1.0]]
     kw = inputs.differentiable(inputs.leaky(5, dtype=F64, N=4, H=2, D=3))
     run = lambda x, d, i: rk.leaky_average(x, d, initial=i, segment=segment)  # noqa: E731
     assert torch.autograd.gradcheck(run, (kw["x"], kw["decay"], kw["initial"]))
