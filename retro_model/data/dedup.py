@@ -20,7 +20,8 @@ from .store import Document, TokenStore
 from .text import minhash_signatures, ngram_jaccard
 
 THRESHOLD = 0.8  # least similarity of a document that is removed
-COLUMNS, BAND = 128, 4  # of a signature and of a band: of the pairs at the threshold, 5e-8 agree in no band
+#: A signature has 128 numbers in bands of 4. A pair at the threshold agrees in no band with probability 5e-8.
+COLUMNS, BAND = 128, 4
 TOKENS_AT_ONCE = 1 << 24  # training tokens in memory
 
 

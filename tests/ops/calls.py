@@ -14,7 +14,7 @@ class Listener(TorchDispatchMode):
 
 
 def outputs(op: str, kw: dict, backend: str | None = None, lse: bool = False) -> tuple[torch.Tensor, ...]:
-    """Return the outputs. lse: those of an attention include its log-sum-exp."""
+    """Return the outputs. lse: an attention also returns its log-sum-exp."""
     more = {"return_lse": True} if lse and op in ("chunked_cross_attention", "relative_attention") else {}
     outs = getattr(rk, op)(**kw, **more, backend=backend)
     return outs if isinstance(outs, tuple) else (outs,)

@@ -292,7 +292,8 @@ PROBES = {
 }
 
 
-COMPILED_ROW = "`torch.compile` of `grad`, `vjp`, `vmap`, `vmap(grad)`"  # of the test of TRANSFORMS below
+#: the row of the compiled transforms below
+COMPILED_ROW = "`torch.compile` of `grad`, `vjp`, `vmap`, `vmap(grad)`"
 
 
 @functools.cache

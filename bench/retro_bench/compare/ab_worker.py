@@ -113,7 +113,7 @@ def main() -> None:
                 if not message["long"]:
                     call()  # the other process has just filled the caches
                 answer = {"seconds": side.module("measure.timing").rewritten(call, message["sample"])}
-        except Exception as e:  # a kernel or a check failed; the coordinator decides what follows
+        except Exception as e:  # The coordinator reads the status of a failed kernel or check.
             status, reason = side.module("measure.runner").status_of(e)
             answer = {"status": status, "reason": reason}
         print(json.dumps(answer), file=answers, flush=True)
