@@ -89,7 +89,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def cluster():
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as made:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as made:
         yield made
 
 
@@ -133,41 +133,44 @@ def test_equals_one_store_of_all_documents(here, tmp_path):
         )
 
 
-def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, cluster, tmp_path):
+def test_a_pool_writes_the_same_bytes_and_is_continued_if_a_worker_dies(here, tmp_path):
     want = content(here[0])
     assert len(want) == SHARDS * (6 + 2 + 2) + 3
     with building.pool(2, devices=2) as pool:
         built(tmp_path / "pool", pool)
+        assert content(tmp_path / "pool") == want
         assert sorted(building.each(device_of_worker, [(str(tmp_path), n) for n in range(2)], pool)) == ["0", "1"]
-    assert content(tmp_path / "pool") == want
-    with cluster.get_client() as client:
-        built(tmp_path / "cluster", client.get_executor(), mark=str(tmp_path / "died"))
-    assert {p.name for p in tmp_path.glob("died*")} == {"died-store", "died-keys"}
-    assert content(tmp_path / "cluster") == want
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_workers_embed_with_a_frozen_encoder_and_search(here, tmp_path, device):
-    """With GPUs one per worker: keys and neighbours equal this process's."""
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    store, found = here[1], []
-    with building.pool(1, devices=torch.cuda.device_count() * (device == "cuda")) as pool:
-        for where, executor in (("cpu", None), (device, pool)):
-            folder, options = tmp_path / f"{executor is None}", {"device": where, "executor": executor}
-            database = ChunkDatabase.build(folder / "keys", store, EncoderEmbedder(Means(), device=where), **options)
-            found.append(np.array(precompute_neighbours(folder / "found", store, database, 3, executor=executor)))
-    assert np.array_equal(*found) and found[0].min() >= 0
-
-
-def test_a_pool_whose_worker_died_is_continued(here, tmp_path):
-    with building.pool(1) as pool, pytest.raises(RuntimeError, match="run the same call again: finished shards"):
-        built(tmp_path / "data", pool, mark=str(tmp_path / "died"))
+        workers_embed_and_search(here[1], tmp_path, "cpu", pool)
+        with pytest.raises(RuntimeError, match="run the same call again: finished shards"):
+            built(tmp_path / "data", pool, mark=str(tmp_path / "died"))
     with pytest.raises(ValueError, match=r"shards\.json: missing, the token store is unfinished"):
         open_store(tmp_path / "data" / "store")
     (tmp_path / "died-keys").touch()
     built(tmp_path / "data", mark=str(tmp_path / "died"))
-    assert content(tmp_path / "data") == content(here[0])
+    assert content(tmp_path / "data") == want
+
+
+def test_a_cluster_whose_worker_is_killed_writes_the_same_bytes(here, cluster, tmp_path):
+    (tmp_path / "died-store").touch()
+    with cluster.get_client() as client:
+        built(tmp_path / "cluster", client.get_executor(), mark=str(tmp_path / "died"))
+    assert (tmp_path / "died-keys").exists() and content(tmp_path / "cluster") == content(here[0])
+
+
+def workers_embed_and_search(store, folder, device, pool):
+    """Test that workers with a frozen encoder make the keys and neighbours of this process."""
+    found = []
+    for where, executor in (("cpu", None), (device, pool)):
+        inner, options = folder / f"{executor is None}", {"device": where, "executor": executor}
+        database = ChunkDatabase.build(inner / "keys", store, EncoderEmbedder(Means(), device=where), **options)
+        found.append(np.array(precompute_neighbours(inner / "found", store, database, 3, executor=executor)))
+    assert np.array_equal(*found) and found[0].min() >= 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_workers_embed_and_search_on_a_gpu_each(here, tmp_path):
+    with building.pool(1, devices=torch.cuda.device_count()) as pool:
+        workers_embed_and_search(here[1], tmp_path, "cuda", pool)
 
 
 def test_refusals(here, tmp_path):

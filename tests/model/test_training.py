@@ -327,25 +327,6 @@ def retro(layers=2):
     return Retro(config)
 
 
-def test_a_compiled_retro_takes_the_same_steps():
-    """In one graph: aot_eager, so that no C++ is compiled."""
-    neighbours = np.random.default_rng(0).integers(-1, 30, (41, 2))
-    models = [retro(1), retro(1)]
-    histories = []
-    for model, run in zip(models, (models[0], torch.compile(models[1], backend="aot_eager", fullgraph=True))):
-        batches = stream(
-            toys.random_store(41), neighbours=neighbours, database=toys.Database(toys.random_store(30, seed=1))
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        histories.append(training.train(run, optimizer, batches, SETTINGS, stop=3))
-    for a, b in zip(*histories):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
-            b["gradient_norm"], rel=1e-4
-        )
-    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(p, q, msg=name)
-
-
 def test_u_v_norms_and_embeddings_of_retro_do_not_decay():
     model = retro()
     decayed = {id(p) for p in training.parameter_groups(model, 0.1)[0]["params"]}
