@@ -1,6 +1,6 @@
-"""Compile every shipped Triton kernel without a GPU; list registers, stack (spills) and shared memory.
+"""Compile every shipped Triton kernel without a GPU. Print registers, stack (spills) and shared memory as JSON lines.
 
-    python -m retro_kernels.compile.aot --arch 80,90,gfx942 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
+    python -m retro_kernels.compile.aot --arch 80,90,gfx942 [--kernel NAME] [--combinations] [--keep DIR]
     python -m retro_kernels.compile.aot --arch 90 --cache DIR
 
 Each `ops/<op>/triton` yields its launches from `aot_cases(target)`. Where tiles depend on options, `aot_combinations`
@@ -181,24 +181,8 @@ def _config(launch) -> str:
     return " ".join(f"{k}{v}" for k, v in blocks.items()) + f" w{launch.num_warps} s{launch.num_stages}"
 
 
-def as_text(rows: list[Resources]) -> str:
-    """Return a table; with the columns that only AMD has if a row is AMD's."""
-    amd = any(r.agprs is not None for r in rows)
-    names = ["kernel", "case", "config", "dtype", "arch", "regs", "stack", "shared"]
-    table = [names + ["agprs", "spills", "mfma"] * amd]
-    for r in rows:
-        numbers = (r.arch, r.registers, r.stack, r.shared_static + r.shared_dynamic)
-        more = (r.agprs, r.spills, r.matrix) if amd else ()
-        shown = ("-" if number is None else str(number) for number in (*numbers, *more))
-        table.append([r.kernel, r.case, r.config, r.dtype, *shown])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    texts = [[cell.ljust(width) for cell, width in zip(row[:4], widths, strict=False)] for row in table]
-    right = [[cell.rjust(width) for cell, width in zip(row[4:], widths[4:], strict=True)] for row in table]
-    return "\n".join(" ".join([*left, *more]) for left, more in zip(texts, right, strict=True))
-
-
 def main(argv: list[str] | None = None) -> int:
-    description = "Compile every Triton kernel without a GPU."
+    description = "Compile every Triton kernel without a GPU. Each line of the output is the JSON of a launch."
     parser = argparse.ArgumentParser(prog="python -m retro_kernels.compile.aot", description=description)
     parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
     parser.add_argument("--kernel", help="part of the op/name of the kernels to compile")
@@ -207,7 +191,6 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="compile every set of options of both attentions instead of the shipped launches",
     )
-    parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--keep", type=Path, help="folder for the cubins, and for AMD's assembly")
     parser.add_argument("--cache", type=Path, help="compile into this folder for warm_up(cache=), and list nothing")
     parser.add_argument("--jobs", type=int, help="number of processes; default: one for each core")
@@ -227,11 +210,11 @@ def main(argv: list[str] | None = None) -> int:
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
     listing = "aot_combinations" if options.combinations else "aot_cases"
-    rows = list(compile_each(arches, options.kernel, options.keep, options.jobs, listing=listing))
-    print(as_text(rows))
-    print(f"{len(rows)} launches, {sum(row.stack > 0 for row in rows)} with stack")
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
+    stacks = []
+    for row in compile_each(arches, options.kernel, options.keep, options.jobs, listing=listing):
+        print(json.dumps(dataclasses.asdict(row)), flush=True)
+        stacks.append(row.stack)
+    print(f"{len(stacks)} launches, {sum(map(bool, stacks))} with stack", file=sys.stderr)
     return 0
 
 
