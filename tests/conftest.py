@@ -6,6 +6,7 @@ it.
 """
 
 import contextlib
+import gc
 import os
 
 import hypothesis
@@ -30,12 +31,11 @@ if INTERPRETER:
 #: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for
 #: that architecture, executed by ptx_emulator on CPU tensors
 COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)
+if INTERPRETER or COMPILED:
+    gc.set_threshold(50_000)  # garbage collection takes a sixth of a compile
 if COMPILED:
-    import gc
-
     from tests.emulating import emulating
 
-    gc.set_threshold(50_000)  # garbage collection takes a sixth of a compile
     _EMULATION = contextlib.ExitStack()  # keep a reference: without one the context closes at once
     _EMULATION.enter_context(emulating(COMPILED))
 

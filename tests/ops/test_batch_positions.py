@@ -18,22 +18,22 @@ BOUNDED = dict(rel="bounded", rel_start=-2, T=9)
 RELATIVE = {
     "a token": dict(N=1, S=20, causal=True, **BOUNDED),
     "a token, grouped heads": dict(N=1, S=300, H=4, G=2, causal=True, window=17, E=8, **BOUNDED),
-    "two tokens, documents": dict(N=2, S=20, causal=True, segments=True, **BOUNDED),
+    "two tokens, documents": dict(H=2, N=2, S=20, causal=True, segments=True, **BOUNDED),
     "a token, blocks": dict(N=1, S=20, causal=True, window_block=3, **BOUNDED),
     "a prompt": dict(N=13, S=40, causal=True, key_mask=True, **BOUNDED),
-    "a long prompt": dict(N=70, S=150, H=2, causal=True, causal_gap=1, **BOUNDED),
-    "a prompt, blocks": dict(N=70, S=150, H=2, causal=True, window_block=16, **BOUNDED),
-    "both directions": dict(N=9, S=20, window=5, heads="shared", **BOUNDED),
+    "a long prompt": dict(N=70, S=150, causal=True, causal_gap=1, **BOUNDED),
+    "a prompt, blocks": dict(N=70, S=150, causal=True, window_block=16, **BOUNDED),
+    "both directions": dict(H=2, N=9, S=20, window=5, heads="shared", **BOUNDED),
     "no positions": dict(N=5, S=20, causal=True, rel=None),
     "dropout": dict(N=9, S=20, causal=True, dropout_p=0.4, **BOUNDED),
 }
 CROSS = {
     "a token": dict(N=1),
     "a token, gated and masked": dict(N=1, gate=True, mask="token", H=4, G=2, E=8),
-    "two tokens": dict(N=2, mask="neighbour"),
+    "two tokens": dict(H=2, N=2, mask="neighbour"),
     "a block": dict(N=9, gate=True, mask="token"),
-    "a long block": dict(N=90, M=16, R=20, H=2),
-    "shared keys": dict(N=9, heads="shared"),
+    "a long block": dict(N=50, M=16, R=20),
+    "shared keys": dict(H=2, N=9, heads="shared"),
     "no positions": dict(N=9, rel=None, biases=False),
     "dropout": dict(N=9, dropout_p=0.4),
 }
@@ -41,7 +41,7 @@ CROSS = {
 
 def problem(op, name, positions, seed=3, **options):
     """Return arguments with three batch entries at `positions`; six chunks of neighbours."""
-    case = dict(B=3, H=2) | cases(op)[name] | options
+    case = dict(B=3, H=1) | cases(op)[name] | options
     if op == "relative_attention":
         kw = inputs.self_attention(seed, **case)
     else:

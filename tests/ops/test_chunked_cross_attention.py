@@ -12,8 +12,8 @@ from tests.ops.same import assert_repeats
 
 OP = "chunked_cross_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-#: two heads show a wrong stride in half the time of four
-call = functools.partial(inputs.cross_attention, H=2)
+#: two heads show a wrong stride, and a whole and a cut chunk a wrong row: more take the interpreter longer
+call = functools.partial(inputs.cross_attention, N=10, H=2)
 
 CASES = {
     "plain": dict(rel=None, biases=False),
@@ -21,15 +21,15 @@ CASES = {
     "shared relative keys": dict(heads="shared"),
     "one chunk": dict(N=7, M=4),
     "shorter than a chunk": dict(N=3, M=4, extra_chunks=1),
-    "ragged end": dict(N=22, M=5, R=7),
+    "ragged end": dict(N=13, M=5, R=7),
     "spare chunks": dict(extra_chunks=2),
     "one neighbour": dict(K=1),
-    "forty neighbours": dict(K=40, R=3, N=9, B=1, H=2),
+    "forty neighbours": dict(K=40, R=3, N=6, B=1),
     "masked neighbours": dict(mask="neighbour"),
     "ragged neighbours": dict(mask="token", gate=True),
     "gate": dict(gate=True),
-    "grouped heads": dict(H=6, G=2, gate=True),
-    "one key head": dict(H=4, G=1, mask="token"),
+    "grouped heads": dict(B=1, H=6, G=2, gate=True),
+    "one key head": dict(G=1, mask="token"),
     "narrow relative": dict(E=16, D=32),
     "table": dict(E=1, heads="shared"),
     "odd relative width": dict(E=5, gate=True),
@@ -39,10 +39,10 @@ CASES = {
     "bounded, wider than all": dict(rel="bounded", rel_start=-30, T=60),
     "bounded, one row": dict(rel="bounded", rel_start=0, T=1, E=8, H=4),  # sums of fewer numbers may cancel
     "chunk of one": dict(M=1, N=5, R=3),
-    "long chunk": dict(M=37, N=100, R=11, B=1, H=2),
-    "long neighbour": dict(M=3, N=8, R=150, B=1, H=2),
+    "long chunk": dict(M=37, N=74, R=11, B=1),
+    "long neighbour": dict(M=3, N=6, R=150, B=1),
     "head of 24": dict(D=24, N=9),
-    "head of 72": dict(D=72, N=9, B=1, H=2),
+    "head of 72": dict(D=72, N=9, B=1),
     "head of 256": dict(D=256, N=6, B=1, H=1),
     "decoding, mid chunk": dict(query_start=9, N=1),
     "decoding, chunk end": dict(query_start=7, N=1),
@@ -66,15 +66,15 @@ def test_rows_that_attend_nothing(backend):
     kw = call(7, mask="neighbour")
     kw["neighbour_mask"][:, 1] = False
     got = compare.check(OP, kw, backend)
-    rows = [0, 1, 2, *range(7, 11)]  # before the first chunk (M=4), and the tokens of chunk 1
+    rows = [0, 1, 2, *range(7, 10)]  # before the first chunk (M=4), and the tokens of chunk 1
     assert (got["out0"][:, rows] == 0).all() and (got["out1"][:, :, rows] == -torch.inf).all()
     assert (got["grad_query"][:, rows] == 0).all() and (got["grad_key"][:, 1] == 0).all()
 
 
 def test_decoding_equals_the_whole(backend):
-    kw = call(10, B=1, N=19, M=4, mask="token")
+    kw = call(10, B=1, N=11, mask="token")
     whole, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)
-    for start, n in [(i, 1) for i in range(19)] + [(2, 16), (0, 5), (5, 3)]:
+    for start, n in [(i, 1) for i in range(11)] + [(2, 9), (0, 5), (5, 3)]:
         step = {**kw, "query": kw["query"][:, start : start + n], "query_start": start}
         out, step_lse = rk.chunked_cross_attention(**step, return_lse=True, backend=backend)
         torch.testing.assert_close(out, whole[:, start : start + n])

@@ -34,9 +34,10 @@ BUILDERS = {
     "cross_entropy": inputs.entropy,
 }
 OPTIONS = {
-    "chunked_cross_attention": {"B": 1, "N": 9, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
+    "chunked_cross_attention": {"B": 1, "N": 6, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
     "relative_attention": {"B": 1, "N": 9, "H": 2, "key_mask": True, "causal": True},
     "topk_chunks": {"docs": True, "mask": True, "causal_gap": 1, "query_offset": 9},
+    "leaky_average": {"B": 1, "N": 9},
 }
 SMALL = {op: functools.partial(build, 1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
 EVERY = with_backends(dispatch.OPS)

@@ -22,7 +22,7 @@ def problem(op):
         )
         kw[name][1, :5] = False
     else:
-        kw, name = inputs.cross_attention(1, K=4, H=2, mask="token"), "neighbour_mask"
+        kw, name = inputs.cross_attention(1, N=11, H=2, mask="token"), "neighbour_mask"
         kw[name][:, 1] = False
     return kw, name
 
@@ -72,7 +72,11 @@ def test_keys_that_nobody_sees_may_hold_anything(backend, apart):
 @every
 def test_nan_that_is_attended_stays_nan(op, backend):
     """It is not taken for a row that attends nothing: in values, in lse and in gradients."""
-    kw = inputs.cross_attention(3, H=2) if op == "chunked_cross_attention" else inputs.self_attention(3, causal=True)
+    kw = (
+        inputs.cross_attention(3, N=10, H=2)
+        if op == "chunked_cross_attention"
+        else inputs.self_attention(3, causal=True)
+    )
     kw["query"][0, 8] = torch.nan
     kw = inputs.differentiable(kw)
     out, lse = getattr(rk, op)(**kw, return_lse=True, backend=backend)
@@ -88,7 +92,7 @@ def test_nan_that_is_attended_stays_nan(op, backend):
 def test_minus_infinity_in_a_table_hides(op, backend, behind):
     """A table of numbers, as of T5 or ALiBi, with -inf is a mask by displacement; some rows keep no key."""
     kw = (
-        inputs.cross_attention(4, H=2, biases=False, E=1)
+        inputs.cross_attention(4, B=1, N=10, H=2, biases=False, E=1)
         if op == "chunked_cross_attention"
         else inputs.self_attention(4, H=2, biases=False, E=1)
     )

@@ -17,7 +17,7 @@ OTHERS = [0, 2][: B - 1]
 S = 20 if INTERPRETER else 70
 MADE = {
     "relative_attention": lambda **kw: inputs.self_attention(1, B=B, N=9, S=S, H=4, G=2, causal=True, **kw),
-    "chunked_cross_attention": lambda **kw: inputs.cross_attention(1, B=B, N=9, H=4, G=2, gate=True, **kw),
+    "chunked_cross_attention": lambda **kw: inputs.cross_attention(1, B=B, N=7, H=4, G=2, gate=True, **kw),
     "relative_logits": lambda **kw: inputs.relative_logits(1, B=B, H=4, **kw),
     "leaky_average": lambda **kw: inputs.leaky(1, B=B, H=4, **kw),
 }

@@ -183,7 +183,7 @@ def test_a_position_is_held_to_its_range(name, backend, gradient):
     kw = {n: v.to(inputs.DEVICE) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     wanted = floats(kw) if gradient else ()
     inside = [x for x in (5, 7, 12, 16, 9, first, last, 11) if first <= x <= last]
-    for at in inside if not (INTERPRETER or COMPILED) or not gradient else inside[3:7]:
+    for at in inside[-4:-1] if INTERPRETER or COMPILED else inside:
         same(op, kw | {position: at}, backend, wanted)
         for beyond in (first - 1, last + 1, 400 if last < 400 else 2**62):
             with pytest.raises(ValueError, match=f"{position}: expected|key: expected .*{position}={beyond}"):
@@ -202,7 +202,7 @@ def test_a_position_that_needs_another_argument(backend):
 @pytest.mark.parametrize("backend", fast_backends("relative_attention"))
 def test_a_position_that_another_argument_follows(backend):
     """Without rel_start each position has its own plan, for each layout."""
-    for at, n in itertools.product((5, 6, 7, 5, 9, 7), (2, 3)):
+    for at, n in itertools.product((5, 7, 5, 9), (2, 3)):
         kw = inputs.self_attention(1, B=1, N=n, S=12, H=2, causal=True, rel="all")
         same("relative_attention", kw | {"query_offset": at}, backend)
 
