@@ -12,6 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+#: imported once by the process from which the others are forked: a fresh one takes seconds to
+PRELOADED = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "retro_model.parallel"]
+PRELOADED += ["retro_model.training.checkpoint", "retro_model.rpt", "tests.conftest"]
+
 
 def two(worker: Callable, *args, timeout: float = 240):
     """Run `several` with two processes, on CPUs."""
@@ -32,9 +36,8 @@ def several(count: int, worker: Callable, *args, timeout: float = 240, backend: 
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    # forked from a process that has imported torch and nothing else: a fresh one takes seconds to
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch._dynamo"])
+    context.set_forkserver_preload(PRELOADED)
     queue = context.Queue()
     workers = [
         context.Process(target=_process, args=(worker, rank, count, backend, port, queue, args))

@@ -164,6 +164,7 @@ def test_packed_documents_and_refusals(ran):
     assert ran[2][1] == "equal"
 
 
+FEW = {"num_layers": 2, "cca_layers": (2,), "encoder_layers": 1}
 SETTINGS = training.Settings(steps=2, warmup_steps=0, max_lr=0.3, clip=0.5)
 
 
@@ -179,7 +180,7 @@ def mixed(rank, kind):
     device = processes.device(rank)
     mesh = init_device_mesh(device.split(":")[0], (2, 2), mesh_dim_names=("data", "sequence"))
     part, row = SequencePart(mesh["sequence"]), mesh["data"].get_local_rank()
-    model = tiny.model(dtype=torch.float64).to(device)
+    model = tiny.model(dtype=torch.float64, **FEW).to(device)
     if kind == "fsdp2":
         training.shard(model, mesh[("data", "sequence")]._flatten())
     else:
@@ -191,7 +192,7 @@ def mixed(rank, kind):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_steps_with_data_parallelism_equal_one_process(kind, ran):
-    got, want = ran[4][1][kind], trained(tiny.model(dtype=torch.float64), [batch()])
+    got, want = ran[4][1][kind], trained(tiny.model(dtype=torch.float64, **FEW), [batch()])
     for a, b in zip(got, want):
         assert a["tokens"] == b["tokens"]
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(

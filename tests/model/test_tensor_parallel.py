@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
 )
 
-SIZES = {"num_heads": 4, "encoder_heads": 2}
+SIZES = {"num_heads": 4, "encoder_heads": 2, "num_layers": 2, "cca_layers": (2,), "encoder_layers": 1}
 SETTINGS = training.Settings(steps=2, warmup_steps=0, max_lr=0.01, clip=0.5)
 
 
@@ -114,15 +114,11 @@ def of_four(rank, folder):
     row, whole = mesh["data"].get_local_rank(), whole_batch(device)
     mine = Batch(*(t[row : row + 1] for t in (whole.tokens, whole.real, whole.neighbours, whole.neighbour_mask)))
     history, optimizer = trained(model, [mine])
-    checkpoint.save(folder, model, optimizer, step=2)
-    checkpoint.save(f"{folder}-shards", model, optimizer, step=1)
-    checkpoint.save(f"{folder}-shards", model, optimizer, step=2, position=4, extra={"note": "of four"})
+    checkpoint.save(folder, model, optimizer, step=1)
     torch.manual_seed(rank)
+    checkpoint.save(folder, model, optimizer, step=2, position=4, extra={"note": "of four"})
     drawn = torch.rand(3)
-    torch.manual_seed(rank)
-    checkpoint.save(f"{folder}-random", model, optimizer)
-    torch.rand(5)
-    checkpoint.load(f"{folder}-random", model, optimizer)
+    checkpoint.load(folder, model, optimizer)
     assert torch.equal(torch.rand(3), drawn)  # every generator continues
     part = SequencePart(mesh["data"])
     model = parallelize(tiny.model(dtype=torch.float64, **SIZES).to(device), mesh["tensor"])
@@ -134,7 +130,7 @@ def of_four(rank, folder):
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tensor") / "saved"
     four = processes.several(4, of_four, str(folder))
-    return processes.several(2, of_two, f"{folder}-shards"), four, folder
+    return processes.several(2, of_two, str(folder)), four, folder
 
 
 def test_layers_and_the_encoder_equal_the_whole_ones(ran):
@@ -186,15 +182,15 @@ def test_shards_of_four_processes_are_resumed_by_two_and_by_one(ran):
     model = tiny.model(dtype=torch.float64, **SIZES)
     optimizer = training.make_optimizer(model, SETTINGS)
     want = [training.train_step(model, optimizer, [whole_batch()], SETTINGS, step) for step in range(4)][2:]
-    alone, _ = trained(tiny.model(seed=3, dtype=torch.float64, **SIZES), [whole_batch()], resume=f"{folder}-shards")
+    alone, _ = trained(tiny.model(seed=3, dtype=torch.float64, **SIZES), [whole_batch()], resume=folder)
     for got in (history, alone):
         for a, b in zip(got, want):
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
                 b["gradient_norm"], rel=1e-5
             )
-    state = checkpoint.read_state(f"{folder}-shards")
+    state = checkpoint.read_state(folder)
     assert (state["step"], state["position"], state["extra"], state["processes"]) == (2, 4, {"note": "of four"}, 4)
-    shards = list((folder.parent / "saved-shards" / state["shards"]).glob("*.safetensors"))
+    shards = list((folder / state["shards"]).glob("*.safetensors"))
     sizes = [s.stat().st_size for s in shards]
     assert len(shards) == 4 and max(sizes) < 0.5 * sum(sizes)  # no process wrote the whole
-    assert {p.name for p in (folder.parent / "saved-shards").iterdir()} == {state["shards"], "state.json", ".lock"}
+    assert {p.name for p in folder.iterdir()} == {state["shards"], "state.json", ".lock"}
