@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         except SystemExit as e:
             return e.code if isinstance(e.code, int) else exits.OK
         if getattr(arguments, "op", ...) is None and arguments.plugin and not getattr(arguments, "launch", None):
-            arguments.op = tuple(dict.fromkeys(k for name in arguments.plugin for k in registry.BY_PLUGIN[name]))
+            arguments.op = registry.of_plugins(arguments.plugin)
         return arguments.execute(arguments)
     except SystemExit as e:  # a plug-in or a library may raise it
         print(f"retro-bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)

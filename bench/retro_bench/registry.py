@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -202,6 +202,11 @@ def plugin(name: str) -> Iterator[None]:
         yield
     finally:
         _loading.pop()
+
+
+def of_plugins(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the operators of the items that these plug-ins registered, each once."""
+    return tuple(dict.fromkeys(op for name in names for op in BY_PLUGIN[name]))
 
 
 def _check_case(case: Case) -> None:

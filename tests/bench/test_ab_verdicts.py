@@ -91,7 +91,7 @@ def gate(tmp_path):
             marks=pytest.mark.nightly,
         ),
         (
-            plugin(wrong=WRONG, mended=WRONG, renamed="", inputs="", shape=""),
+            plugin(wrong=WRONG, mended=WRONG, renamed="", inputs="", shape="", gone=""),
             plugin(deadly=DEADLY, wrong=WRONG, mended="", renamed=RENAMED, inputs=SIZE, shape=CASE),
             2,
             {
@@ -100,6 +100,7 @@ def gate(tmp_path):
                 "mended": ("not compared", "base: y: error"),
                 "renamed/other": ("new", "base: no plug-in of this tree registers it"),
                 "renamed": ("vanished", "head: no plug-in of this tree registers it"),
+                "gone": ("vanished", "head: no plug-in of this tree registers it"),
                 "inputs": ("not compared", "x: float32 [2, 96], was float32 [2, 64]"),
                 "shape": ("not compared", "B: 3, was 2"),
             },

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..compare import ab, ab_host, ab_pytest, ab_static, affected
 from ..measure import choose
 from ..records import environment, record
-from ..registry import OPERATORS
+from ..registry import OPERATORS, of_plugins
 from ..report import markdown, tables
 from . import emulator, exits, options, progress
 
@@ -73,7 +73,8 @@ def execute(arguments: argparse.Namespace) -> int:
                 _build(arguments.build, base, root, say)
             narrowed = arguments.from_diff and environment.ours(root)
             if timed and not narrowed and any(not Path(folder).is_absolute() for _, folder in plugins):
-                fields = dataclasses.asdict(selection)
+                named = None if selection.ops == of_plugins(arguments.plugin) else selection.ops
+                fields = dataclasses.asdict(selection) | {"ops": named}  # the base's plug-in may register others
                 timed += [item for item in ab.listed(base, root, fields, plugins) if item not in timed]
             if timed:
                 threads = arguments.threads or environment.environment()["threads"]

@@ -33,7 +33,8 @@ class Side:
                 sys.path.append(place)
         for name, _ in plugins:
             try:
-                trees.plug_in(name, self.tree, self.root)
+                with self.module("registry").plugin(name):
+                    trees.plug_in(name, self.tree, self.root)
             except ModuleNotFoundError as e:
                 if not f"{name}.".startswith(f"{e.name}."):
                     return {"status": "error", "reason": f"--plugin {name}: {e}"}
@@ -47,13 +48,14 @@ class Side:
 
 
 def listed(side: Side, message: dict) -> dict:
-    """List the items that this tree would measure of a selection; none where its plug-ins are missing."""
+    """List the items that this tree would measure: none without its plug-ins; if no op is named, theirs."""
     if side.load(message["plugins"]):
         return {"items": []}
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in message["list"].items()}
     choose, known = side.module("measure.choose"), side.harness.OPERATORS
-    if fields["ops"]:  # the other tree may have more
-        fields["ops"] = tuple(name for name in fields["ops"] if any(choose.matches(op, (name,)) for op in known))
+    named = fields["ops"] or side.module("registry").of_plugins(name for name, _ in message["plugins"])
+    # the other tree may have more
+    fields["ops"] = tuple(name for name in named if any(choose.matches(op, (name,)) for op in known))
     try:
         items = side.module("compare.ab").items(choose.Selection(**fields))
     except choose.EmptySelection:

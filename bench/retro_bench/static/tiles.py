@@ -144,13 +144,10 @@ def _trials(op, case, dtype, machine, base, row, say, over, judge) -> Callable[[
             if found and over():
                 break
             if (trial := trial_of(new)) is not None:
-                say(f"{op} {row['kernel']}: {text(trial)}")
+                told = f"{1e6 * trial.seconds:.1f} us" if trial.status == "ok" else trial.reason
+                say(f"{op} {row['kernel']}: {tile_text(trial.row)}: {told}")
                 found.append(trial)
                 known.append(trial)
         return found
 
     return trials
-
-
-def text(trial: Trial) -> str:
-    return f"{tile_text(trial.row)}: " + (f"{1e6 * trial.seconds:.1f} us" if trial.status == "ok" else trial.reason)
