@@ -15,7 +15,7 @@ from retro_model.rpt.supervision import stack, supervise
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
-M, V, STEPS = 8, 60, 20  # tokens per chunk, vocabulary, training steps
+M, V = 8, 60  # tokens per chunk, vocabulary
 
 config = RPTConfig(
     V,
@@ -36,21 +36,21 @@ def document(chunks: int = 24) -> torch.Tensor:
     return torch.randint(V, (6, M))[torch.randint(6, (chunks,))].flatten()
 
 
-def main() -> tuple[float, float]:
+def main(steps: int = 20) -> tuple[float, float]:
     """Train, retrieve and decode. Return the first and the last loss."""
     torch.manual_seed(0)
     tokens = torch.stack([document() for _ in range(16)])
     # lm=None scores candidates by BM25 (RPT-Lex); a causal language model would score them by its gain
     lessons = stack([supervise(t, None, chunk_len=M, excluded_chunks=config.excluded_chunks) for t in tokens])
     model = RPT(config)
-    settings = Settings(STEPS, max_lr=5e-3, warmup_steps=2)
-    taught = Lessons(STEPS, alpha_ret=1.0, alpha_steps=0, tau=2.0)
+    settings = Settings(steps, max_lr=5e-3, warmup_steps=2)
+    taught = Lessons(steps, alpha_ret=1.0, alpha_steps=0, tau=2.0)
     optimizer = make_optimizer(model, settings, taught, "adamw")
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         report = train_step(model, optimizer, tokens, lessons, settings, taught, step)
         losses.append(report["loss"])
-        if step in (0, STEPS - 1):
+        if step in (0, steps - 1):
             taught_share = f"the teacher gives {report['teacher_share']:.0%} of the neighbours"
             print(f"step {step}: {report['loss']:.3f} nats a token; {taught_share}")
 

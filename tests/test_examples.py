@@ -44,6 +44,15 @@ def test_own_gpt_with_cca():
     assert together == pytest.approx(losses[:3], abs=0.02)
 
 
+def test_own_gpt_in_a_group_of_one_process(monkeypatch, capsys):
+    rendezvous = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in rendezvous.items():
+        monkeypatch.setenv(name, value)
+    losses, *_ = example("own_gpt_with_cca").main(["--ddp", "--steps", "2"])
+    assert len(losses) == 2 and capsys.readouterr().out.count("new text") == 1
+
+
+@pytest.mark.nightly
 def test_own_gpt_on_two_processes():
     command = [
         sys.executable,
@@ -99,7 +108,7 @@ def test_baseline():
 
 
 def test_rpt():
-    first, last = example("rpt").main()
+    first, last = example("rpt").main(steps=12)
     assert first > 4 and last < first - 0.8
 
 

@@ -247,8 +247,13 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("trace", ["eager", "export", "strict export", "compile"])
-@pytest.mark.parametrize("mask", ["window", *MASKS])
+@pytest.mark.parametrize(
+    "mask, trace",
+    [
+        *((mask, trace) for mask in ("window", *MASKS) for trace in ("eager", "compile")),
+        *(("window", "export"), ("blocks", "export"), ("blocks", "strict export")),
+    ],
+)
 @torch.no_grad()
 def test_other_masks_are_refused_while_tracing_too(mask, trace):
     torch._dynamo.reset()
