@@ -67,7 +67,7 @@ TILE_OPERATIONS = (
     *("scalar_position", "row_products", "skewed_block"),
 )
 #: functions that hand named arguments on: to a configuration, a figure, an op, the model
-FORWARDING = ("retrofit", "retrofit_rpt", "plot_gains", "gathered_attention", "generate")
+FORWARDING = ("retrofit", "retrofit_rpt", "gathered_attention", "generate")
 SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "tools", "examples", "demos")
 NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")
 

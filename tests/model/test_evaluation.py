@@ -56,22 +56,6 @@ def test_bos_is_free_and_not_counted():
     assert scores.tokens.tolist() == [1, 1, 2, 1, 2, 2, 1]  # BOS tokens in the middle are ordinary tokens
 
 
-def test_score_of_a_bigram_table_is_its_likelihood():
-    store, model = toys.random_store(20, 4), toys.Bigram()
-    scores = evaluation.score(model, store, window=8, stride=4, batch_size=3)
-    logp = torch.log_softmax(model.scale(model.table.weight), -1)
-    want = np.zeros(20)
-    for row in range(20):
-        for i in range(store.lengths[row]):
-            if i == 0 and (row == 0 or store.chunk_doc[row] != store.chunk_doc[row - 1]):
-                want[row] += math.log(17)
-                continue
-            before = store.tokens[row][i - 1] if i else store.tokens[row - 1][-1]
-            want[row] -= logp[int(before), int(store.tokens[row][i])].item()
-    np.testing.assert_allclose(scores.nats, want, rtol=1e-5)
-    assert scores.tokens.sum() == store.lengths.sum()
-
-
 def test_score_reads_the_right_neighbours_and_leaves_padding_rows_without():
     store = toys.random_store(9, 4)
     neighbours = np.arange(18).reshape(9, 2)
@@ -98,15 +82,6 @@ def test_score_reads_the_right_neighbours_and_leaves_padding_rows_without():
                     assert not tokens[b, 4 * u : 4 * u + 4].any()
                 else:
                     assert ids[b, u, :, 0].tolist() == neighbours[row[0]].tolist()
-
-
-def test_score_of_some_documents_only():
-    store = toys.random_store(12, 4)
-    every = evaluation.score(toys.Bigram(), store, window=8, stride=4)
-    some = evaluation.score(toys.Bigram(), store, window=8, stride=4, documents=[1])
-    rows = store.chunk_doc == 1
-    np.testing.assert_allclose(some.nats[rows], every.nats[rows])
-    assert not some.nats[~rows].any() and not some.bytes[~rows].any() and not some.tokens[~rows].any()
 
 
 @pytest.mark.parametrize(
@@ -192,16 +167,6 @@ def test_leakage_looks_at_the_given_length_only():
     ids = np.zeros((1, 1), int)
     assert evaluation.leakage(query, ids, toys.Database(store)) == [1.0]
     assert evaluation.leakage(query, ids, toys.Database(store), length=6) == [0.5]
-
-
-def test_bootstrap_brackets_the_difference():
-    store = toys.random_store(30, 4)
-    random = np.random.default_rng(0)
-    a = evaluation.Scores(random.random(30) + 1, store.lengths, store.chunk_bytes)
-    b = evaluation.Scores(a.nats - 0.1, store.lengths, store.chunk_bytes)
-    gap, low, high = evaluation.bootstrap(a, b, store, samples=200)
-    assert gap == pytest.approx(30 * 0.1 / math.log(2) / store.chunk_bytes.sum())
-    assert low <= gap <= high and low > 0
 
 
 def test_bootstrap_draws_whole_documents():

@@ -39,7 +39,7 @@ def prompts(*lengths):
     return [torch.randint(0, tiny.VOCAB, (n,), generator=g).tolist() for n in lengths]
 
 
-@pytest.mark.parametrize("lengths", [(5,), (3, 9, 6), (4, 4), (1, 8, 2, 7, 8)], ids=str)
+@pytest.mark.parametrize("lengths", [(4, 4), (1, 8, 2, 7)], ids=str)
 def test_greedy_equals_whole_passes_row_by_row(lengths):
     model = tiny.model(dtype=torch.float64)
     rows = prompts(*lengths)

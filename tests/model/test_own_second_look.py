@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from retro_model.retrofit import retrofit
-from tests.model.test_own_attention import M, N, V, batch, joint_logits, own, scored
+from tests.model.test_own_attention import M, batch, joint_logits, own, scored
 from tests.model.test_own_copying import copier
 
 pytest.importorskip("transformers")
@@ -40,21 +40,6 @@ def test_without_neighbours_the_outputs_are_the_decoders_to_the_bit():
     tokens = batch()[0]
     assert torch.equal(model(tokens), before(tokens).logits)
     assert torch.equal(model(tokens[:, : M - 1], batch()[1]), before(tokens[:, : M - 1]).logits)
-
-
-@torch.no_grad()
-def test_no_token_sees_what_its_own_chunk_retrieved():
-    _, model = own("Llama", second_look=True)
-    tokens, neighbours, mask = batch()
-    mask[:, 2] = True
-    whole = model(tokens, neighbours, neighbour_mask=mask)
-    other = neighbours.clone()
-    other[:, 2] = (other[:, 2] + 1) % V
-    end = 3 * M - 1  # the last token of chunk 2
-    changed = model(tokens, other, neighbour_mask=mask)
-    assert torch.equal(changed[:, :end], whole[:, :end]) and (changed[:, end] != whole[:, end]).any()
-    cut = model(tokens[:, :-3], neighbours[:, : (N - 3) // M], neighbour_mask=mask[:, : (N - 3) // M])
-    torch.testing.assert_close(cut, whole[:, :-3], rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

@@ -46,18 +46,6 @@ def test_ragged_prompts_are_continued_as_if_alone():
     assert len({tuple(t[-12:].tolist()) for t in together}) > 1
 
 
-def test_joined_rows_have_the_logits_they_have_alone():
-    model, rows = tiny.model(dtype=torch.float64), [tiny.tokens(1, n, seed=n) for n in (2, 9, 5)]
-    caches = [model.make_cache(1) for _ in rows]
-    for row, cache in zip(rows, caches):
-        model(row, cache=cache)
-    joined, more = MosaicsCache.join(caches), tiny.tokens(3, 4, seed=1)
-    got = decoded(model, more, [1, 3], joined)
-    for i, row in enumerate(rows):
-        want = model(torch.cat([row, more[i : i + 1]], 1))[:, -4:]
-        assert relative_error(got[i : i + 1], want) < EXACT
-
-
 def forgetful_reads(model, tokens, capacity, evict):
     """Return one contextual layer's reads y [N,h,hd], one token at a time, with its memories as plain lists."""
     memory = model.blocks[0].context
