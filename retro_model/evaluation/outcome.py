@@ -38,11 +38,8 @@ def gains(
     leakage: np.ndarray,
     *,
     alphas: Sequence[float] = ALPHAS,
-    least: float = LEAST_BYTES,
-    samples: int = 1000,
-    seed: int = 0,
 ) -> list[tuple[float, float, float, float, float]]:
-    """bpb(scores) - bpb(other) of chunks with r(C) <= alpha that hold `least` of the bytes, with its interval.
+    """bpb(scores) - bpb(other) of chunks with r(C) <= alpha that hold 5% of the bytes, with its interval.
 
     Returns: (alpha, difference, 2.5% and 97.5% percentiles, share of the bytes) for each such alpha.
     Source: section 2.6 of arXiv 2112.04426; `bootstrap` for the interval.
@@ -51,13 +48,13 @@ def gains(
     for alpha in alphas:
         kept = np.asarray(leakage) <= alpha
         share = float(scores.bytes[kept].sum() / total)
-        if share >= least and share > 0:
+        if share >= LEAST_BYTES:
             part, rest = (Scores(s.nats * kept, s.tokens * kept, s.bytes * kept) for s in (scores, other))
-            rows.append((float(alpha), *bootstrap(part, rest, store, samples=samples, seed=seed), share))
+            rows.append((float(alpha), *bootstrap(part, rest, store), share))
     return rows
 
 
-def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path, **options) -> None:
+def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path) -> None:
     """Write an image: `gains` over each of `others` against alpha, above the share of bytes that each alpha keeps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -68,7 +65,7 @@ def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.
     top.axhline(0, color="black", linewidth=0.8)
     kept = []
     for (name, other), colour in zip(others.items(), ("#0072b2", "#d55e00", "#009e73")):
-        points = np.array(gains(scores, other, store, leakage, **options))
+        points = np.array(gains(scores, other, store, leakage))
         if not len(points):
             continue
         alpha, gap, low, high, share = points.T
