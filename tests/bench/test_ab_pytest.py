@@ -88,11 +88,12 @@ MOVED = SUITE.replace("[10, 20]", "[10, 30]")
             "2 regression",
         ),
         ({"mypkg/__init__.py": CODE.replace("return n", "return 0")}, 2, ["test_work[20] numerics"], "wrong numbers"),
-        (
+        pytest.param(
             {TEST: SUITE.replace(".work, (n", ".more, (n"), "mypkg/__init__.py": CODE + "more = work"},
             6,
             ["not compared"],
             "base: ",
+            marks=pytest.mark.nightly,
         ),
         ({TEST: "def broken(:"}, 2, ["test_speed.py numerics"], "SyntaxError: invalid syntax"),
     ],

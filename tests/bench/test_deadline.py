@@ -38,12 +38,8 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def small(tables):
-    """Three ops with two small cases each, in both types."""
-    cases = [
-        ("leaky_average", {"B": 1, "N": 16, "H": 2, "D": 16}),
-        ("rms_norm", {"B": 1, "N": 16, "D": 16}),
-        ("cross_entropy", {"N": 8, "V": 64}),
-    ]
+    """Two ops with two small cases each, in both types."""
+    cases = [("rms_norm", {"B": 1, "N": 16, "D": 16}), ("cross_entropy", {"N": 8, "V": 64})]
     tables.CASES.clear()
     for op, shape in cases:
         for name in ("first", "second"):
@@ -93,7 +89,7 @@ def run(path, *more):
 def test_every_op_comes_first_in_float32_then_in_bfloat16_then_the_rest(small):
     steps = [(case.op, case.name, dtype) for case, dtype, _ in measuring.planned(choose.Selection("cpu"))]
     for i, (name, dtype) in enumerate((n, d) for n in ("first", "second") for d in ("float32", "bfloat16")):
-        assert [steps[j] for j in range(3 * i, 3 * i + 3)] == [(op, name, dtype) for op in small]
+        assert steps[2 * i : 2 * i + 2] == [(op, name, dtype) for op in small]
 
 
 def test_slow_baselines_leave_a_green_run_within_its_limit(small, tables, clock, tmp_path, capsys):
@@ -133,7 +129,7 @@ def test_a_limit_of_zero_times_one_case_of_every_op_and_lists_the_rest_once(smal
         assert said.count(f"{op}: first float32 (eager") == 1, said
     assert "bfloat16; second float32, bfloat16" in said
     last = "\n".join(said.splitlines()[-20:])
-    assert "Right?    yes: 3 of 3 checks of 3 ops pass" in last and "Missing?  cases of 3 ops" in last
+    assert "Right?    yes: 2 of 2 checks of 2 ops pass" in last and "Missing?  cases of 2 ops" in last
     command = ["run", "--device", "cpu", "--quiet", "--no-ceilings", "--samples", "1", "--seconds", "0"]
     assert retro_bench.main([*command, "--resume", str(path)]) == 0
     assert record.left(path) == [] and "Left out" not in capsys.readouterr().out

@@ -26,7 +26,8 @@ def repository(made):
     foreign.restore(made)
 
 
-@pytest.mark.parametrize("fault", ["lost coalescing", pytest.param("spill", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["lost coalescing", "spill"])
 def test_worse_machine_code_is_red(repository, fault):
     pytest.importorskip("triton")
     foreign.plant(repository, fault)
