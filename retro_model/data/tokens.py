@@ -66,8 +66,10 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         """Learn the merges. The vocabulary is smaller than `vocab_size` if too few pairs occur twice.
 
-        Raises: ValueError: vocab_size below 258 (the bytes and the special tokens).
+        Raises: ValueError: vocab_size below 258 (the bytes and the special tokens). TypeError: texts is one str.
         """
+        if isinstance(texts, str):
+            raise TypeError("texts: expected an iterable of str; got one str")
         tokenizers = _tokenizers()
         least = 256 + len(SPECIAL)
         if vocab_size < least:

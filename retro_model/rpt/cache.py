@@ -9,6 +9,7 @@ from retro_model.base import checks
 
 from .config import RPTConfig
 from .index import SelfIndex
+from .inputs import neighbour_count
 
 
 class RPTCache:
@@ -52,7 +53,7 @@ class RPTCache:
         if capacity is not None:
             checks.integer("capacity", capacity, low=1)
         self.config, self.batch, self.capacity = config, batch, capacity
-        self.num_neighbours = checks.integer("num_neighbours", num_neighbours or config.num_neighbours, low=1)
+        self.num_neighbours = neighbour_count(config, num_neighbours)
         self.positions = [0] * batch  # tokens that each row holds
         self.ring = 2 * config.segment if capacity is None else min(capacity, 2 * config.segment)
         self.retrieval: bool | None = None  # set by the first call; later calls must agree

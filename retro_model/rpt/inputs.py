@@ -17,6 +17,11 @@ def check_tokens(model, tokens: Tensor, cache) -> None:
         checks.room(tokens.shape[1], max(cache.positions), cache.capacity)
 
 
+def neighbour_count(config, num_neighbours: int | None) -> int:
+    """Return the number of neighbours of a call; None: the configuration's. Raises: TypeError, ValueError."""
+    return config.num_neighbours if num_neighbours is None else checks.integer("num_neighbours", num_neighbours, low=1)
+
+
 def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache, part=None) -> None:
     """Raise TypeError or ValueError unless index is int64 [B,L,K] of earlier chunks, -1 or `OWN`.
 

@@ -13,7 +13,7 @@ from retro_model.layers import NextTokenLoss, Rotation, initialise, next_token_l
 from .cache import RPTCache
 from .config import RPTConfig
 from .decoding import decode
-from .inputs import check_index, check_tokens
+from .inputs import check_index, check_tokens, neighbour_count
 from .layers import DecoderLayer, Retrieved, norm
 from .memory import SelfMemory
 
@@ -139,7 +139,7 @@ class RPT(SelfMemory):
         x, position, turn = self._lower(tokens, part)
         memory = retrieved = reader_turn = None
         if retrieval and (tokens.shape[1] >= config.chunk_len or config.null_slot):
-            asked = (x, index, num_neighbours or config.num_neighbours, trunk_share)
+            asked = (x, index, neighbour_count(config, num_neighbours), trunk_share)
             memory, retrieved = self.remember(*asked) if part is None else part.remember(self, *asked)
             reader_turn = rotation(self.reader_positions(position), config.head_dim, x.dtype)
         for layer in self.layers[config.lower_layers :]:
@@ -165,7 +165,7 @@ class RPT(SelfMemory):
         if self.retriever is None:
             raise ValueError("retrieve: expected a model with a retriever (config.retriever); got one without")
         query, key = self.retriever.project(self.retriever.encode(self._lower(tokens)[0]))
-        found = self.retriever.search(query, key, num_neighbours or self.config.num_neighbours)
+        found = self.retriever.search(query, key, neighbour_count(self.config, num_neighbours))
         return self.retriever.scores(query, key), found
 
     def shard_units(self) -> list[nn.Module]:

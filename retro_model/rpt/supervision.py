@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retro_model.base import transfer
+from retro_model.base import checks, transfer
 from retro_model.data import files
 from retro_model.data.text import bm25_scores
 
@@ -146,7 +146,11 @@ def supervise(
     """Return candidates and target scores of one sequence of tokens [N].
 
     lm: None scores by BM25 (the paper's RPT-Lex). All candidates are then positive, and a chunk's best has score 1.
+    excluded_chunks: w, chunk i retrieves j <= i - w. With w = 0 a chunk would retrieve itself.
     """
+    checks.shape("tokens", tokens, "N", {})
+    for name, value in (("chunk_len", chunk_len), ("excluded_chunks", excluded_chunks), ("candidates", candidates)):
+        checks.integer(name, value, low=1)
     chunks = tokens[: len(tokens) // chunk_len * chunk_len].view(-1, chunk_len)
     index, lexical = bm25_index(chunks.cpu().numpy(), candidates, excluded_chunks=excluded_chunks, with_target=True)
     index = torch.from_numpy(index)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from retro_model.base import checks
 from retro_model.rpt.config import OWN
 from retro_model.rpt.loss import lambda_rank
 from retro_model.rpt.supervision import CANDIDATES, Supervision
@@ -61,6 +62,9 @@ class Lessons:
     def __post_init__(self):
         if self.steps < 1 or self.alpha_steps < 0:
             raise ValueError(f"steps, alpha_steps: expected at least 1 and 0; got {self.steps}, {self.alpha_steps}")
+        for name in ("tau", "tau_first", "retriever_lr"):
+            if not 0 <= checks.number(name, getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}: expected a finite number from 0; got {getattr(self, name)}")
         if self.teacher not in TEACHERS:
             raise ValueError(f"teacher: expected one of {TEACHERS}; got {self.teacher!r}")
         if not 0 <= self.alpha_ret <= self.for_retriever:
@@ -165,8 +169,10 @@ def train_step(
         is one per document, so every process of the group needs a generator of the same seed.
     Returns: loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
     learning_rate, pairs.
-    Raises: FloatingPointError: the gradient is not finite. The parameters are unchanged then.
+    Raises: FloatingPointError: the gradient is not finite; ValueError: no token's loss counts. The parameters are
+        unchanged then.
     """
+    checks.integer("step", step, low=0)
     rate, share, weight = learning_rate(step, settings), lessons.teacher_share(step), lessons.weight(step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
@@ -195,6 +201,8 @@ def train_step(
     norm = clipped_step(model, optimizer, settings.clip)
     optimizer.zero_grad(set_to_none=True)
     nats, ranking, tokens_counted, pairs, norm = torch.cat([totals, norm[None].to(totals.dtype)]).tolist()
+    if not tokens_counted:
+        raise ValueError("loss_mask: expected at least one token behind a row's first; got none")
     loss = nats / tokens_counted
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {loss}, learning rate {rate:.3g}")

@@ -82,6 +82,8 @@ def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
         (tmp_path / "t.json").write_bytes(damaged)
         with pytest.raises(ValueError, match=r"t\.json: truncated, corrupt or no tokenizer"):
             Tokenizer.load(tmp_path / "t.json")
+    with pytest.raises(TypeError, match="texts: expected an iterable of str; got one str"):
+        Tokenizer.train("abc", 300)
     with pytest.raises(ValueError, match="vocab_size: expected at least 258"):
         Tokenizer.train(TEXTS, 257)
 

@@ -198,6 +198,9 @@ def test_refuses():
         tiny.model(retriever=False)(tokens)
     with pytest.raises(ValueError, match="retrieve: expected a model with a retriever"):
         tiny.model(retriever=False).retrieve(tokens)
+    for call in (model, model.retrieve, lambda tokens, **options: model.make_cache(2, **options)):
+        with pytest.raises(ValueError, match="num_neighbours: expected an int >= 1; got 0"):
+            call(tokens, num_neighbours=0)
 
 
 @pytest.mark.parametrize(

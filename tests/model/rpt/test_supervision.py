@@ -1,5 +1,6 @@
 """BM25 against its formula, target scores against a language model, stored builds, schedules, the optimiser."""
 
+import functools
 import math
 
 import numpy as np
@@ -54,6 +55,15 @@ def test_bm25_refuses_and_takes_nothing():
         bm25_scores([[1, 2]], [[1, 2]], query_lengths=[3])
     with pytest.raises(TypeError, match="queries: expected integers"):
         bm25_scores([[1, 2]], [[1.5, 2]])
+
+
+def test_supervision_refuses_what_would_be_empty_or_show_the_future():
+    options = {"chunk_len": 4, "excluded_chunks": 1, "candidates": 2}
+    with pytest.raises(ValueError, match=r"tokens: expected \[N\]"):
+        supervise(tiny.tokens(20), None, **options)
+    for name in options:
+        with pytest.raises(ValueError, match=f"{name}: expected an int >= 1; got 0"):
+            supervise(tiny.tokens(20)[0], None, **options | {name: 0})
 
 
 @pytest.mark.parametrize("with_target", [True, False])
@@ -202,6 +212,10 @@ def test_schedules():
         training.Lessons(10, alpha_ret=2.0, retriever_alpha=1.0)
     with pytest.raises(ValueError, match="teacher: expected one of"):
         training.Lessons(10, teacher="sometimes")
+    for name in ("tau", "tau_first", "retriever_lr"):
+        for value in (-1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match=f"^{name}: expected"):
+                training.Lessons(10, **{name: value})
 
 
 def test_the_teacher_gets_whole_sequences():
@@ -262,5 +276,12 @@ def test_both_losses_fall(kind):
     rates = {g["lr_scale"] for g in optimizer.param_groups}
     assert rates == {0.5, 1.0}
     reports = [training.train_step(model, optimizer, tokens, taught, settings, lessons, step) for step in range(20)]
+    step = functools.partial(training.train_step, model, optimizer, tokens, taught, settings, lessons)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="loss_mask: expected at least one token behind"):
+        step(19, loss_mask=torch.zeros_like(tokens, dtype=torch.bool))
+    with pytest.raises(ValueError, match="step: expected an int >= 0; got -1"):
+        step(-1)
+    assert all(map(torch.equal, before, model.parameters()))
     assert reports[-1]["loss"] < 0.95 * reports[0]["loss"]
     assert reports[-1]["retrieval_loss"] < 0.8 * reports[0]["retrieval_loss"]
