@@ -181,6 +181,12 @@ def _config(launch) -> str:
     return " ".join(f"{k}{v}" for k, v in blocks.items()) + f" w{launch.num_warps} s{launch.num_stages}"
 
 
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer from 1; got {text}")
+    return number
+
+
 def main(argv: list[str] | None = None) -> int:
     description = "Compile every Triton kernel without a GPU. Each line of the output is the JSON of a launch."
     parser = argparse.ArgumentParser(prog="python -m retro_kernels.compile.aot", description=description)
@@ -193,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--keep", type=Path, help="folder for the cubins, and for AMD's assembly")
     parser.add_argument("--cache", type=Path, help="compile into this folder for warm_up(cache=), and list nothing")
-    parser.add_argument("--jobs", type=int, help="number of processes; default: one for each core")
+    parser.add_argument("--jobs", type=_positive, help="number of processes; default: one for each core")
     options = parser.parse_args(argv)
     try:
         arches = [arch_named(word) for word in options.arch.split(",")]
@@ -201,22 +207,33 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--arch: {error}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if options.cache and options.keep:
+        parser.error("--cache, --keep: a cache holds what --keep would; name one of them")
+    for option in ("cache", "keep"):
+        try:
+            if folder := getattr(options, option):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--{option}: {error}")
     if options.cache:
         from . import shipped
 
         count = shipped.export(options.cache, arches, options.kernel, options.jobs)
         print(f"{count} launches in {options.cache}")
         return 0
-    if options.keep:
-        options.keep.mkdir(parents=True, exist_ok=True)
     listing = "aot_combinations" if options.combinations else "aot_cases"
     stacks = []
     for row in compile_each(arches, options.kernel, options.keep, options.jobs, listing=listing):
         print(json.dumps(dataclasses.asdict(row)), flush=True)
         stacks.append(row.stack)
+    if not stacks:
+        parser.error(f"--kernel: expected part of the op/name of a kernel; {listing} has no {options.kernel!r}")
     print(f"{len(stacks)} launches, {sum(map(bool, stacks))} with stack", file=sys.stderr)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # `head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -92,6 +92,8 @@ def test_a_rocm_build_without_a_gpu_does_not_speak_of_cuda(monkeypatch):
     with standin.rocm(), mock.patch.object(torch.cuda, "is_available", lambda: False):
         assert triton_lib.unavailable().startswith("no ROCm GPU")
         assert "cuda: none (torch.cuda.is_available() is False; torch is built for ROCm)" in info.lines()
+    with mock.patch.object(torch.version, "cuda", None), mock.patch.object(torch.cuda, "is_available", lambda: False):
+        assert "torch is built for the CPU alone)" in info.lines()[2]
 
 
 def test_the_report_and_the_records_of_the_harness_name_the_processor(monkeypatch):
@@ -148,6 +150,15 @@ def test_aot_compiles_for_both_vendors(tmp_path, capsys):
     assert {row.arch for row in rows} == {90, "gfx942"}
     assert all((row.spills is None) == (row.arch == 90) and row.registers > 0 and row.stack == 0 for row in rows)
     assert {file.suffix for file in tmp_path.iterdir()} == {".cubin", ".amdgcn"}
+    for wrong, said in (
+        (["--kernel", "nosuch"], "--kernel: expected part of the op/name of a kernel; aot_cases has no 'nosuch'"),
+        (["--keep", str(next(tmp_path.iterdir()))], "--keep: "),
+        (["--keep", "a", "--cache", "b"], "--cache, --keep: "),
+        (["--jobs", "0"], "--jobs: expected an integer from 1; got 0"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            aot.main(["--arch", "90", *wrong])
+        assert left.value.code == 2 and said in capsys.readouterr().err
     with pytest.raises(SystemExit):
         aot.main(["--arch", "90,gfx900"])
     known = "80, 86, 89, 90, 100, 120, gfx942, gfx950, gfx1100"
