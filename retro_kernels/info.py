@@ -33,8 +33,8 @@ def lines() -> list[str]:
             size = f"{gpu.multiprocessors} {units}, {p.total_memory / 2**30:.0f} GiB"
             out.append(f"cuda:{i}: {p.name}, {gpu.name}, {size}" + f", ROCm {rocm}" * bool(rocm))
     else:
-        platforms = target.platform() if rocm or torch.version.cuda else "the CPU alone"
-        out.append(f"cuda: none (torch.cuda.is_available() is False; torch is built for {platforms})")
+        platform_of_torch = target.platform() if rocm or torch.version.cuda else "the CPU alone"
+        out.append(f"cuda: none (torch.cuda.is_available() is False; torch is built for {platform_of_torch})")
     out.append(f"cuda extension: {extensions.cuda_built()}")
     out += ["", "libraries", *(f"  {line}" for line in built_from.lines())]
     for op, statuses in dispatch.backends().items():

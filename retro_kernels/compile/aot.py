@@ -219,6 +219,8 @@ def main(argv: list[str] | None = None) -> int:
         from . import shipped
 
         count = shipped.export(options.cache, arches, options.kernel, options.jobs)
+        if not count:
+            parser.error(f"--kernel: expected part of the op/name of a kernel; got {options.kernel!r}")
         print(f"{count} launches in {options.cache}")
         return 0
     listing = "aot_combinations" if options.combinations else "aot_cases"

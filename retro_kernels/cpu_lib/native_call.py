@@ -41,7 +41,7 @@ def call(name: str, *arguments) -> None:
 
 
 def _view(value):
-    """Return type code, sizes and strides of a tensor, a list for a tuple, and None for what is passed as it is."""
+    """Return the type code, sizes and strides of a tensor, a list for a tuple, and None for any other value."""
     if isinstance(value, Tensor):
         return extensions.layout(value.dtype, value.shape, value.stride())
     if isinstance(value, Seen):

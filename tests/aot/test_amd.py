@@ -152,6 +152,10 @@ def test_aot_compiles_for_both_vendors(tmp_path, capsys):
     assert {file.suffix for file in tmp_path.iterdir()} == {".cubin", ".amdgcn"}
     for wrong, said in (
         (["--kernel", "nosuch"], "--kernel: expected part of the op/name of a kernel; aot_cases has no 'nosuch'"),
+        (
+            ["--kernel", "nosuch", "--cache", str(tmp_path / "none")],
+            "--kernel: expected part of the op/name of a kernel",
+        ),
         (["--keep", str(next(tmp_path.iterdir()))], "--keep: "),
         (["--keep", "a", "--cache", "b"], "--cache, --keep: "),
         (["--jobs", "0"], "--jobs: expected an integer from 1; got 0"),

@@ -125,6 +125,15 @@ def test_in_context_retrieval_is_its_definition(k, stride):
     assert got.tokens.tolist() == store.lengths.tolist() and got.bytes.tolist() == store.chunk_bytes.tolist()
 
 
+def test_in_context_retrieval_without_neighbours_is_the_decoder_alone():
+    store, database, neighbours = texts()
+    none, model = np.full_like(neighbours, -1), gpt2()
+    got = evaluation.score_in_context(model, store, none, database, window=12, stride=4, documents=[0, 2])
+    alone = evaluation.score(model, store, window=12, stride=4, documents=[0, 2])
+    np.testing.assert_allclose(got.nats, alone.nats, rtol=1e-9)
+    assert np.array_equal(got.tokens, alone.tokens) and np.array_equal(got.bytes, alone.bytes)
+
+
 @pytest.mark.parametrize(
     "change,message",
     [

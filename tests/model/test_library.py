@@ -1,7 +1,6 @@
 """`retro-model compare` and `retrofit` on a tiny decoder, and their parts."""
 
 import contextlib
-import gc
 import io
 import json
 import math
@@ -165,15 +164,6 @@ def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
 
 
 NAMES = list(contenders.MAKERS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen():
-    """Leave out what is loaded already: `compare` collects garbage before each contender, half a second a time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -154,6 +154,18 @@ def test_what_the_decoder_fixes_cannot_be_changed(make):
             retrofit(make(), **ADDED, share_embeddings=True)
 
 
+@pytest.mark.parametrize("make", DECODERS)
+def test_a_neighbour_is_seen_from_the_last_token_of_its_chunk_on(make):
+    _, model = retrofitted(make, effect=True)
+    tokens, neighbours, mask = batch()
+    before = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    for chunk in range(N // M):
+        other = neighbours.clone()
+        other[:, chunk] = (other[:, chunk] + 1) % V
+        changed = (model(tokens, other, neighbour_mask=mask) != before).any(-1).any(0)
+        assert changed.nonzero()[0].item() == (chunk + 1) * M - 1
+
+
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_a_block_by_hand(make):
     """The hooks equal the written sums: H = x + attention, CCA on its norm, then the block's feed-forward."""

@@ -292,6 +292,21 @@ def test_bfloat16_keeps_float32_parameters():
     assert all(math.isfinite(r["loss"]) for r in results)
 
 
+def test_training_lowers_the_loss():
+    model, settings = toys.Bigram(), training.Settings(steps=60, warmup_steps=5, max_lr=0.1)
+    seen = []
+    with training.progress("test", 60) as show:
+        history = training.train(
+            model,
+            training.make_optimizer(model, settings),
+            stream(toys.random_store(41)),
+            settings,
+            report=lambda s, r: (show(s, r), seen.append(s)),
+        )
+    assert seen == list(range(60))
+    assert sum(h["loss"] for h in history[-10:]) < 0.7 * sum(h["loss"] for h in history[:10])
+
+
 def retro(layers=2):
     config = RetroConfig.small(
         17, 16, 32, num_heads=1, num_layers=layers, cca_layers=(layers,), chunk_len=4, max_len=16

@@ -105,6 +105,22 @@ def test_presets_have_the_papers_sizes(name, parameters):
     assert sum(p.numel() for p in model.blocks[0].parameters()) == 7_079_508
 
 
+def test_a_token_changes_nothing_before_it_and_all_from_it_on():
+    model, tokens = tiny.model(), tiny.tokens(B=1)
+    base = model(tokens)
+    for t in range(tokens.shape[1]):
+        changed = tokens.clone()
+        changed[0, t] = (tokens[0, t] + 1) % tiny.VOCAB
+        moved = (model(changed) != base).any(-1)[0].nonzero().flatten().tolist()
+        assert moved == list(range(t, tokens.shape[1])), t
+
+
+@pytest.mark.parametrize("N", [1, 2, 18])
+def test_a_prefix_has_the_logits_it_has_in_the_whole(N):
+    model, tokens = tiny.model(dtype=torch.float64), tiny.tokens()
+    assert relative_error(model(tokens[:, :N]), model(tokens)[:, :N]) < EXACT
+
+
 def test_packed_documents_are_each_as_if_alone():
     model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(N=17)
     segment = torch.tensor([[4] * 5 + [9] * 1 + [4] * 11, [0] * 8 + [1] * 9])  # 4 comes back: another document

@@ -90,6 +90,15 @@ def test_more_neighbours_than_in_training():
     check(got[0], type(retrieved)(*(t[0] for t in retrieved)), want, want_retrieved)
 
 
+@pytest.mark.parametrize("changes", [{}, {"null_slot": True, "window": "sliding"}, {"excluded_chunks": 1}], ids=str)
+def test_prefixes_do_not_change(changes):
+    model, tokens = tiny.model(**changes), tiny.tokens(43)
+    whole, index = model(tokens), model.retrieve(tokens)[1]
+    for n in (1, 3, 4, 7, 8, 11, 16, 19, 24, 31, 42):
+        assert relative_error(model(tokens[:, :n]), whole[:, :n]) < EXACT, n
+        assert torch.equal(model.retrieve(tokens[:, :n])[1], index[:, : n // 4])
+
+
 def test_sizes_of_table_2():
     for name, expected in (("rpt", 242_324_480), ("retro-bm25", 236_033_024), ("transformer-xl", 202_478_592)):
         config = RPTConfig.preset(name)
