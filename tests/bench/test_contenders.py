@@ -43,12 +43,18 @@ def test_a_contender_that_overwrites_an_input_is_blamed_and_the_next_is_not(tabl
     assert "overwrites its input x" in records["overwrites an input"]["reason"]
 
 
-def judged(first: numerics.Errors, further: list[numerics.Errors], eager: numerics.Errors) -> tuple[bool, bool]:
+def judged(
+    first: numerics.Errors, further: list[numerics.Errors], eager: numerics.Errors, role: str = "ours"
+) -> tuple[bool, bool]:
     """Return whether a contender with these errors passes, and whether further draws were asked for."""
     asked = []
-    more = lambda _: asked.append(1) or ([{"y": eager}] * len(further), [{"y": errors} for errors in further])  # noqa: E731
+
+    def more(_, like):
+        asked.append(like)
+        return [{"y": errors} for errors in further], [{"y": eager}] * len(further) if like else []
+
     answers = trial.Answers(None, "float32", None, {}, (), None, yardstick={"y": eager}, more=more)
-    contender = retro_bench.Contender("op", "mine", lambda: None, role="ours")
+    contender = retro_bench.Contender("op", "mine", lambda: None, role=role)
     return answers.verdict(contender, {"y": first}, "all").passed, bool(asked)
 
 
@@ -73,4 +79,7 @@ def test_a_sum_that_is_nearly_zero_in_one_draw_is_judged_by_its_usual_size():
 
     assert judged(off(1e-6, 1e-4), [off(1e-6)] * 16, off(1e-6)) == (True, True)
     assert judged(off(1e-4, 1e-4), [off(1e-4)] * 16, off(1e-6)) == (False, True)
+    # a baseline has the limit 1e-3 in every draw
+    assert judged(off(1e-6, 1e-4), [off(1e-6)] * 16, off(1e-6), "baseline") == (True, True)
+    assert judged(off(1e-2), [off(1e-2)] * 16, off(1e-6), "baseline") == (False, True)
     assert judged(off(1e-6, 1e-4), [numerics.Errors(None, None)] * 16, off(1e-6)) == (False, True)

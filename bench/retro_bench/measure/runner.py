@@ -157,17 +157,17 @@ def answers_of(
     def solve(wanted: bool, share: float = share * TIMED_SHARE) -> oracle.Oracle:
         return oracle.solve(operator, case, arguments, seed, wanted, share, inputs.row)
 
-    def more(contender: Contender) -> tuple[Draws, Draws]:
-        """Return the errors of the yardstick and of a contender for values of other seeds."""
-        eager, own, begun = [], [], time.perf_counter()
+    def more(contender: Contender, like: bool) -> tuple[Draws, Draws]:
+        """Return the errors of a contender, and with `like` of the yardstick, for values of other seeds."""
+        own, eager, begun = [], [], time.perf_counter()
         for other in range(seed + 1, seed + 1 + DRAWS):
             if own and time.perf_counter() - begun > DRAWS_S:
                 break
             new = case.make(other, run.device, getattr(torch, dtype))
             truth = oracle.solve(operator, case, new, other, backward, share * TIMED_SHARE)
-            for one, found in ((CONTENDERS[case.op, choose.YARDSTICK], eager), (contender, own)):
+            for one, found in ((contender, own), (CONTENDERS[case.op, choose.YARDSTICK], eager))[: 1 + like]:
                 found.append(numerics.errors(operator, one, new, truth))
-        return eager, own
+        return own, eager
 
     own = Answers(operator, dtype, inputs, arguments, oracle.kinds(operator, arguments), solve, more=more)
     for number, covered in ((0, share), (KNOWN, share * TIMED_SHARE)):

@@ -38,8 +38,8 @@ class Answers:
 
     A case has two fixed sets of values. Their answers are computed once and kept in the files of `sealed`, where a
     contender cannot read them. `solve(backward)` computes the answer for the values that the inputs hold now.
-    `upstream` holds, for each set, the gradient of output 0. `more(contender)` returns the errors of the yardstick and
-    of a contender for the values of other seeds.
+    `upstream` holds, for each set, the gradient of output 0. `more(contender, like)` returns the errors of a
+    contender for the values of other seeds, and those of the yardstick if it judges the contender.
     """
 
     operator: Operator
@@ -51,7 +51,7 @@ class Answers:
     sealed: dict[int, Sealed] = field(default_factory=dict)
     upstream: dict[int, Tensor | None] = field(default_factory=dict)
     yardstick: dict[str, numerics.Errors] | None = None
-    more: Callable[[Contender], tuple[Draws, Draws]] | None = None
+    more: Callable[[Contender, bool], tuple[Draws, Draws]] | None = None
 
     def fault(self, contender: Contender, results: list[Tensor], others: list[Tensor]) -> str | None:
         """Return why outputs are refused whatever their values are; None for outputs that can be compared.
@@ -87,11 +87,11 @@ class Answers:
         """
         yardstick = None if contender.role == "baseline" else self.yardstick
         found = numerics.judge(measured, yardstick, self.dtype, checked)
-        if found.passed or yardstick is None or self.more is None or numerics.gross(found):
+        if found.passed or self.more is None or numerics.gross(found):
             return found
-        eager, own = self.more(contender)
-        eager, own = numerics.together([yardstick, *eager]), numerics.together([measured, *own])
-        return numerics.judge(own, eager, self.dtype, checked)
+        own, eager = self.more(contender, yardstick is not None)
+        judged_by = yardstick and numerics.together([yardstick, *eager])
+        return numerics.judge(numerics.together([measured, *own]), judged_by, self.dtype, checked)
 
 
 class Trial:
