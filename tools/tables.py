@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/performance.md")
 PROCESSORS = {  # column -> its record
     "Zen 5, AVX-512": "cpu-zen5-2core-2026-11-23.jsonl",
-    "Zen 4, AVX-512": "cpu-zen4-2core-2026-11-23.jsonl",
+    "Zen 4, AVX-512": "cpu-zen4-2core-2026-11-28.jsonl",
     "Zen 3, AVX2": "cpu-zen3-2core-2026-11-27.jsonl",
     "Xeon, AMX": "cpu-xeon-amx-2core-2026-11-24.jsonl",
     "Xeon, AVX-512": "cpu-xeon-2core-2026-11-27.jsonl",

@@ -61,7 +61,7 @@ def test_records_of_schema_2_are_read_under_their_new_names(good, tmp_path):
     path.write_text(json.dumps(old | {"schema": 1}))
     with pytest.raises(record.BadRecord, match="schema: expected 3; got 1"):
         record.read(path)
-    assert record.read(environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-23.jsonl")[1]["role"] == "ours"
+    assert record.read(environment.ROOT / "bench/results/cpu-zen5-2core-2026-11-23.jsonl")[1]["role"] == "ours"
 
 
 def test_every_field_is_required(good):

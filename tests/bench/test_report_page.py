@@ -9,7 +9,7 @@ from retro_bench.report import html
 from tests import browser
 
 pytestmark = pytest.mark.skipif(browser.unavailable() is not None, reason=f"needs a browser: {browser.unavailable()}")
-RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-23.jsonl"
+RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-28.jsonl"
 TOO_FAST = "leaky_average/cpu/long/float32/fwd"  # its share of the roofline becomes more than 1
 
 
