@@ -16,7 +16,9 @@ def measured(tmp_path, command, names, dtype):
     path = tmp_path / "a.jsonl"
     words = [command, "--device", "cpu", "--quiet", "--op", contenders.OP, "--backend", ",".join(names)]
     words += ["--dtype", dtype, "--json", str(path), "--seed", str(SEED)]
-    code = retro_bench.main([*words, "--no-ceilings", "--seconds", "0.02"] if command == "run" else words)
+    if command == "run":  # one call of a sample is compared
+        words += ["--no-ceilings", "--samples", "60", "--seconds", "0.02"]
+    code = retro_bench.main(words)
     return code, {r["backend"]: r for r in record.latest(record.read(path)).values()}
 
 
