@@ -73,10 +73,7 @@ def score_in_context(
     Source: Ram et al., arXiv 2302.00083 (one passage there; k here).
     """
     check_sizes(store, window, stride, batch_size)
-    check_neighbours(store, neighbours, database)
-    if neighbours is None or not 1 <= k <= neighbours.shape[1]:
-        most = 0 if neighbours is None else neighbours.shape[1]
-        raise ValueError(f"k: expected from 1 to the neighbours' {most}; got {k}")
+    check_neighbours(store, neighbours, database, k)
     model, m = as_ours(decoder), store.chunk_len
     passages = k * database.values(np.full(1, -1))[0].shape[-1]
     longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_len", None)

@@ -13,9 +13,7 @@ LEAST_BYTES = 0.05  # share of the bytes below which a point of the curve says n
 ALPHAS = tuple(i / 16 for i in range(17))
 
 
-def bootstrap(
-    scores: Scores, other: Scores, store, *, samples: int = 1000, seed: int = 0
-) -> tuple[float, float, float]:
+def bootstrap(scores: Scores, other: Scores, store, *, samples: int = 1000) -> tuple[float, float, float]:
     """bpb(scores) - bpb(other), and the 2.5% and 97.5% percentiles of that difference over resampled documents.
 
     Tokens of one document are not independent, so whole documents are drawn.
@@ -24,7 +22,7 @@ def bootstrap(
     bits = [[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] for a, b in spans]
     sums = np.array([[*pair, scores.bytes[a:b].sum()] for pair, (a, b) in zip(bits, spans)])
     sums = sums[sums[:, 2] > 0]
-    draws = np.random.default_rng(seed).integers(len(sums), size=(samples, len(sums)))
+    draws = np.random.default_rng(0).integers(len(sums), size=(samples, len(sums)))
     totals = sums[draws].sum(1)
     gaps = (totals[:, 0] - totals[:, 1]) / totals[:, 2]
     low, high = np.percentile(gaps, [2.5, 97.5])
@@ -32,12 +30,7 @@ def bootstrap(
 
 
 def gains(
-    scores: Scores,
-    other: Scores,
-    store,
-    leakage: np.ndarray,
-    *,
-    alphas: Sequence[float] = ALPHAS,
+    scores: Scores, other: Scores, store, leakage: np.ndarray, *, alphas: Sequence[float] = ALPHAS
 ) -> list[tuple[float, float, float, float, float]]:
     """bpb(scores) - bpb(other) of chunks with r(C) <= alpha that hold 5% of the bytes, with its interval.
 

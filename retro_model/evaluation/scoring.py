@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from retro_model.base import checks
 from retro_model.data.tokens import BOS
 from retro_model.retrofit import OwnAttention
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
@@ -65,17 +66,16 @@ class Job(NamedTuple):
     scored: int
 
 
-def check_sizes(store, window: int, stride: int, batch_size: int) -> None:
-    """Raise ValueError, naming the argument, for windows that can't be scored."""
-    m = store.chunk_len
+def check_sizes(owner, window: int, stride: int, batch_size: int) -> None:
+    """Raise ValueError, naming the argument, for windows that can't be scored. owner: has chunk_len, as a store has."""
+    m = owner.chunk_len
     for name, value in (("window", window), ("stride", stride)):
         if value < 1 or value % m:
             raise ValueError(f"{name}: expected a positive multiple of the chunk length ({m}); got {value}")
     if stride >= window:
         want = f"less than window ({window}), so that every scored token has context"
         raise ValueError(f"stride: expected {want}; got {stride}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected at least 1; got {batch_size}")
+    checks.integer("batch_size", batch_size, low=1)
 
 
 def batches_of_windows(

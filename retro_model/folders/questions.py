@@ -49,7 +49,6 @@ class QuestionSearch:
 
     def __init__(self, library: Documents, encode: Encode | None = None) -> None:
         self.library, self.encode = library, encode
-        self._texts: list[str] = []
         self._pieces: list[frozenset[str]] = []
         self._vectors = np.zeros((0, 0), np.float32)
         self._counts: Counter = Counter()
@@ -71,8 +70,7 @@ class QuestionSearch:
             texts = [f"{name.rpartition('.')[0] or name}. {text}" for name, text in zip(names, texts)]
             found = [frozenset(pieces(text)) for text in texts]
             self._pieces += found
-            for each in found:
-                self._counts.update(each)
+            self._counts.update(piece for each in found for piece in each)
             if self.encode is not None:
                 vectors = self.encode(texts)
                 self._vectors = vectors if not self._vectors.size else np.concatenate([self._vectors, vectors])

@@ -24,6 +24,7 @@ from torch import nn
 from retro_model.data.hub import as_encoder
 from retro_model.data.tokens import BOS
 from retro_model.evaluation import question_answering, windows
+from retro_model.evaluation.scoring import check_sizes
 from retro_model.evaluation.suffixes import score_suffixes
 from retro_model.evaluation.tasks import passages_of
 from retro_model.folders.reader import open_folder
@@ -76,13 +77,9 @@ class RetroLM(TemplateLM):
         self.stop_token = eos if (eos := getattr(self.encoder, "eos_id", None)) is not None else self.bos_id
         self.window = model.config.max_len if window is None else window
         self.stride = self.window // 2 if stride is None else stride
-        m, longest = model.config.chunk_len, model.config.max_len
-        for name, value in (("window", self.window), ("stride", self.stride)):
-            if value < 1 or value % m:
-                raise ValueError(f"{name}: expected a positive multiple of chunk_len={m}; got {value}")
-        if self.stride >= self.window or self.window > longest:
-            wanted = f"more than stride={self.stride}, at most max_len={longest}"
-            raise ValueError(f"window: expected {wanted}; got {self.window}")
+        check_sizes(model.config, self.window, self.stride, batch_size)
+        if self.window > model.config.max_len:
+            raise ValueError(f"window: expected at most max_len={model.config.max_len}; got {self.window}")
         self.num_passages, self.batch_size = num_passages, batch_size
 
     @classmethod

@@ -49,13 +49,19 @@ class Batch:
         return dataclasses.replace(self, **sent)
 
 
-def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
-    """Raise ValueError unless both neighbours and database are given, one row for each chunk of the store, or none."""
+def check_neighbours(store, neighbours: np.ndarray | None, database, k: int | None = None) -> None:
+    """Raise ValueError unless both neighbours and database are given, one row for each chunk of the store, or none.
+
+    k: neighbours that are read of each row; None: all.
+    """
     if (neighbours is None) != (database is None):
         raise ValueError("neighbours, database: expected both or neither; got one of them")
     if neighbours is not None and (np.ndim(neighbours) != 2 or len(neighbours) != len(store.lengths)):
         want = f"[{len(store.lengths)}, K], one row for each chunk"
         raise ValueError(f"neighbours: expected {want}; got {list(np.shape(neighbours))}")
+    if k is not None and (neighbours is None or not 1 <= k <= neighbours.shape[1]):
+        most = 0 if neighbours is None else neighbours.shape[1]
+        raise ValueError(f"k: expected from 1 to the neighbours' K={most}; got {k}")
 
 
 def gather(
@@ -145,10 +151,7 @@ def batches(
         raise ValueError(f"start and every: expected at least 0 and 1; got {start} and {every}")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank: expected 0 to world_size - 1 = {world_size - 1}; got {rank}")
-    check_neighbours(store, neighbours, database)
-    if k is not None and (neighbours is None or not 1 <= k <= neighbours.shape[1]):
-        most = 0 if neighbours is None else neighbours.shape[1]
-        raise ValueError(f"k: expected from 1 to the neighbours' K={most}; got {k}")
+    check_neighbours(store, neighbours, database, k)
     rows = len(store.lengths)
     if starts is None:
         # one window less than fits: an epoch may then start at any row of the first window and has the same length

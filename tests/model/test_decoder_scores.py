@@ -137,8 +137,8 @@ def test_in_context_retrieval_without_neighbours_is_the_decoder_alone():
 @pytest.mark.parametrize(
     "change,message",
     [
-        ({"k": 0}, "k: expected from 1 to the neighbours' 3; got 0"),
-        ({"k": 4}, "k: expected from 1 to the neighbours' 3; got 4"),
+        ({"k": 0}, "k: expected from 1 to the neighbours' K=3; got 0"),
+        ({"k": 4}, "k: expected from 1 to the neighbours' K=3; got 4"),
         ({"stride": 6}, "stride: expected a positive multiple"),
         ({"window": 4}, "stride: expected less than window"),
         ({"window": 60}, "window: expected at most 40 tokens, so that 24 of 3 neighbours fit before it"),
@@ -150,7 +150,7 @@ def test_in_context_retrieval_names_what_is_wrong(change, message):
     options = {"window": 12, "stride": 4, "k": 3} | change
     with pytest.raises(ValueError, match=message):
         evaluation.score_in_context(llama(), store, neighbours, database, **options)
-    with pytest.raises(ValueError, match="k: expected from 1 to the neighbours' 0; got 1"):
+    with pytest.raises(ValueError, match="k: expected from 1 to the neighbours' K=0; got 1"):
         evaluation.score_in_context(llama(), store, None, None, window=12, stride=4, k=1)
 
 

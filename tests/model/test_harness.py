@@ -194,10 +194,12 @@ def test_a_row_of_one_word_has_an_empty_context(made, tmp_path):
 
 def test_refuses(made):
     _, tokenizer, _, model, _ = made
-    with pytest.raises(ValueError, match="window: expected a positive multiple of chunk_len=8; got 12"):
+    with pytest.raises(ValueError, match=r"window: expected a positive multiple of the chunk length \(8\); got 12"):
         RetroLM(model, tokenizer, window=12)
-    with pytest.raises(ValueError, match="window: expected more than stride=16"):
+    with pytest.raises(ValueError, match=r"stride: expected less than window \(16\)"):
         RetroLM(model, tokenizer, window=16, stride=16)
+    with pytest.raises(ValueError, match="window: expected at most max_len="):
+        RetroLM(model, tokenizer, window=8 * model.config.max_len)
     with pytest.raises(FileNotFoundError, match="path: expected a file of JSON lines"):
         tasks.lambada("nowhere.jsonl")
 
