@@ -117,7 +117,7 @@ def build_sharded_store(
 
 
 def _store_shard(folder: Path, source, tokenizer, options: dict) -> None:
-    store.build_store(folder, source() if callable(source) else source, tokenizer, **options)
+    store.build_store(folder, source() if callable(source) else source, tokenizer, **options, allow_empty=True)
 
 
 def library():

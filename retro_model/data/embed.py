@@ -19,7 +19,7 @@ from torch import Tensor
 
 from retro_model.base import disk
 
-from .arrays import integers, row_lengths
+from .arrays import at_least_one, integers, row_lengths
 from .building import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
@@ -57,8 +57,7 @@ class HashedTfidf:
     """
 
     def __init__(self, dim: int = 512, orders: tuple[int, ...] = (1, 2), seed: int = 0) -> None:
-        if dim < 1 or not orders or min(orders) < 1:
-            raise ValueError(f"dim, orders: expected at least 1 each; got dim={dim}, orders={orders}")
+        at_least_one(dim=dim, orders=min(orders, default=0))
         self.dim, self.orders, self.seed = dim, tuple(orders), seed
         self.num_chunks, self.frequency = 0, np.zeros(BUCKETS, np.int64)
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 from retro_model.base import disk
 
 from . import files
+from .arrays import at_least_one
 from .documents import Document, as_documents
 from .hub import as_encoder
 from .tokens import BOS, PAD, Encoder
@@ -144,6 +145,7 @@ def build_store(
     bos: bool = False,
     text_field: str = "text",
     commit_every: int = 256,
+    allow_empty: bool = False,
 ) -> TokenStore:
     """Write documents to a store. Run again with the same input after a kill, it continues.
 
@@ -158,25 +160,26 @@ def build_store(
         bos: prepend the tokenizer's BOS to every document.
         text_field: see `as_documents`.
         commit_every: documents between two commits; a killed run continues from the last commit.
+        allow_empty: build a store without documents, as a shard may be.
 
-    Raises: TypeError, ValueError naming the document that has no tokens, ids outside the vocabulary or text that is not
-    UTF-8; the setting or the document in which the folder differs; the file that is corrupt.
+    Raises: TypeError, ValueError: there are no documents; naming the document that has no tokens, ids outside the
+    vocabulary or text that is not UTF-8; the setting or the document in which the folder differs; the corrupt file.
     """
-    for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
+    at_least_one(chunk_len=chunk_len, commit_every=commit_every)
     tokenizer = as_encoder(tokenizer)
     bos_id = getattr(tokenizer, "bos_id", BOS)
     if bos and bos_id is None:
         raise ValueError(f"bos: expected False for {tokenizer.name}, which has no BOS token; got True")
-    settings = {"chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size)}
+    settings = {"chunk_len": int(chunk_len), "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size)}
     settings |= {"token_type": _token_type(tokenizer.vocab_size), "bos": bos}
     if bos_id != BOS:
         settings["bos_id"] = bos_id
-    folder = Path(folder)
+    folder, incoming = Path(folder), as_documents(documents, text_field=text_field)
+    if (first := next(incoming, None)) is None and not allow_empty:
+        raise ValueError("documents: expected at least one; got none")
+    incoming = chain([first] if first else [], incoming)
     with files.Build(folder / MANIFEST, FORM, settings) as build:
         writer = _Writer(build, tokenizer, bos_id if bos else None)
-        incoming = as_documents(documents, text_field=text_field)
         _skip_written(folder, incoming, build)
         if build.complete:
             if (extra := next(incoming, None)) is not None:

@@ -11,7 +11,7 @@ import torch
 
 from retro_kernels import extensions
 
-from .arrays import integers, row_lengths, seen, within
+from .arrays import at_least_one, integers, row_lengths, seen, within
 
 ABI = 1  # version of the bindings' signatures, equal to `abi` in csrc/text/bindings.cpp
 NO_TOKEN = -1  # stands for a masked token; equals no token of a chunk
@@ -84,7 +84,7 @@ def minhash_signatures(
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1 (13-grams); Broder, 1997 (MinHash).
     """
     tokens, offsets = _documents(tokens, offsets)
-    _at_least_one(num_permutations=num_permutations, ngram=ngram)
+    at_least_one(num_permutations=num_permutations, ngram=ngram)
     out = np.empty((len(offsets) - 1, num_permutations), np.uint32)
     native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), out, _threads(threads))
     return out
@@ -102,7 +102,7 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
     Raises: TypeError, ValueError naming the argument.
     """
     tokens, offsets = _documents(tokens, offsets)
-    _at_least_one(ngram=ngram)
+    at_least_one(ngram=ngram)
     pairs = np.ascontiguousarray(integers("pairs", pairs, 2), dtype=np.int64)
     if pairs.shape[1] != 2 or (pairs.size and (pairs.min() < 0 or pairs.max() >= len(offsets) - 1)):
         raise ValueError(f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {seen(pairs)}")
@@ -158,12 +158,6 @@ def _documents(tokens, offsets) -> tuple[np.ndarray, np.ndarray]:
         ends = f"{offsets[0]} .. {offsets[-1]}" if len(offsets) else "none"
         raise ValueError(f"offsets: expected ascending from 0 to the {len(tokens)} tokens; got {ends}")
     return tokens, offsets
-
-
-def _at_least_one(**values: int) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
 
 
 def _threads(threads: int | None) -> int:

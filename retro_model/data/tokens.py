@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -66,10 +67,13 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         """Learn the merges. The vocabulary is smaller than `vocab_size` if too few pairs occur twice.
 
-        Raises: ValueError: vocab_size below 258 (the bytes and the special tokens). TypeError: texts is one str.
+        Raises: ValueError: no texts, or vocab_size below 258 (bytes and special tokens). TypeError: texts is one str.
         """
         if isinstance(texts, str):
             raise TypeError("texts: expected an iterable of str; got one str")
+        texts = iter(texts)
+        if (first := next(texts, None)) is None:
+            raise ValueError("texts: expected at least one; got none")
         tokenizers = _tokenizers()
         least = 256 + len(SPECIAL)
         if vocab_size < least:
@@ -82,7 +86,7 @@ class Tokenizer:
         alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
         options |= {"special_tokens": list(SPECIAL), "initial_alphabet": alphabet}
         trainer = tokenizers.trainers.BpeTrainer(**options)
-        model.train_from_iterator(texts, trainer)
+        model.train_from_iterator(itertools.chain([first], texts), trainer)
         return cls(model)
 
     @classmethod

@@ -138,5 +138,7 @@ def test_bad_input_is_named(store):
         embedder(np.zeros((2, 3)), np.ones(2, int))
     with pytest.raises(ValueError, match="lengths: expected"):
         embedder(np.zeros((2, 3), int), np.array([1, 4]))
-    with pytest.raises(ValueError, match="dim, orders"):
-        HashedTfidf(0)
+    with pytest.raises(ValueError, match="dim: expected an integer of at least 1; got '64'"):
+        HashedTfidf("64")
+    with pytest.raises(ValueError, match="orders: expected an integer of at least 1; got 0"):
+        HashedTfidf(orders=())

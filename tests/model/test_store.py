@@ -86,6 +86,8 @@ def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
         Tokenizer.train("abc", 300)
     with pytest.raises(ValueError, match="vocab_size: expected at least 258"):
         Tokenizer.train(TEXTS, 257)
+    with pytest.raises(ValueError, match="texts: expected at least one; got none"):
+        Tokenizer.train([], 300)
 
 
 def content(folder: Path) -> dict:
@@ -197,9 +199,12 @@ def test_bad_documents_are_named(tmp_path, content, error, message):
         build_store(tmp_path, [("good", "g", "abc"), ("bad", "g", content)], TRAINED)
 
 
-def test_an_empty_store(tmp_path):
-    store = build_store(tmp_path / "none", [], TRAINED, chunk_len=8)
+def test_an_empty_store_is_built_only_on_request(tmp_path):
+    store = build_store(tmp_path / "none", [], TRAINED, chunk_len=8, allow_empty=True)
     assert len(store) == 0 and store.tokens.shape == (0, 8)
-    assert os.listdir(tmp_path / "none")
+    for nothing in ([], iter(())):
+        with pytest.raises(ValueError, match="documents: expected at least one; got none"):
+            build_store(tmp_path / "refused", nothing, TRAINED)
+    assert os.listdir(tmp_path) == ["none"]
     with pytest.raises(ValueError, match="chunk_len: expected an integer"):
         build_store(tmp_path / "bad", [], TRAINED, chunk_len=0)

@@ -81,7 +81,7 @@ def prepare(
     tokenizer = HubTokenizer.load(decoder)
     options = {"chunk_len": sizes.chunk_len, "bos": tokenizer.bos_id is not None}
     show(f"tokens of {len(documents):,} documents" + (f", and of {len(held)} held out" if held else ""))
-    held_out = build_store(folder / "validation", held, tokenizer, **options)
+    held_out = build_store(folder / "validation", held, tokenizer, **options, allow_empty=True)
     store = build_store(folder / "all", documents, tokenizer, **options)
     leaked = find_leaked(store, [held_out], tokenizer=tokenizer)
     if leaked.removed:
