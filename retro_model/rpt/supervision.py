@@ -221,4 +221,6 @@ def _fingerprint(sequences: Sequence) -> str:
 
 def stack(parts: Sequence[Supervision]) -> Supervision:
     """Return a batch [B,L,C] of sequences of one length."""
+    if len(shapes := {tuple(part.candidates.shape) for part in parts}) != 1:
+        raise ValueError(f"parts: expected supervisions of one shape [L,C]; got {sorted(shapes) or 'none'}")
     return Supervision(*map(torch.stack, zip(*parts)))

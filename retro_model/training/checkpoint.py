@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from retro_model.base import disk
+from retro_model.base import checks, disk
 
 from . import processes
 
@@ -66,6 +66,8 @@ def save(
     from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
     from torch.distributed.checkpoint.api import CheckpointException
 
+    for name, value in {"step": step, "position": position}.items():
+        checks.integer(name, value, low=0)
     path = Path(path)
     moments, groups = ({}, None) if optimizer is None else _optimizer_tensors(model, optimizer)
     tensors = _model_tensors(model) | moments

@@ -161,7 +161,7 @@ def train_step(
     model: an RPT, or an RPT that DDP or FSDP2 wraps.
     tokens: int64 [B,N], this process's.
     supervision: of the tokens; None: no retrieval loss.
-    step: from 0; sets rates, weights and the teacher's share.
+    step: from 0 to lessons.steps - 1; sets rates, weights and the teacher's share.
     index: neighbours [B,L,K] in place of the schedule's; needed, with supervision=None, without a retriever.
     generator: draws the sequences that get the teacher's neighbours.
     loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
@@ -172,7 +172,7 @@ def train_step(
     Raises: FloatingPointError: the gradient is not finite; ValueError: no token's loss counts. The parameters are
         unchanged then.
     """
-    checks.integer("step", step, low=0)
+    checks.integer("step", step, low=0, high=lessons.steps - 1)
     rate, share, weight = learning_rate(step, settings), lessons.teacher_share(step), lessons.weight(step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -190,14 +191,15 @@ def train(
     report: called with step and results after each step. keep_memory: call `training.keep_memory` for a model on a CPU.
     Returns: for each step the results of `train_step`, `seconds`, and `waiting`, the stream's share of them.
     """
-    if accumulate < 1:
-        raise ValueError(f"accumulate: expected at least 1; got {accumulate}")
+    checks.integer("accumulate", accumulate, low=1)
     if keep_memory and next(model.parameters()).device.type == "cpu":
         malloc.keep_memory()
-    history = []
+    history, stream = [], iter(stream)
     for step in range(start, settings.steps if stop is None else stop):
         began = time.perf_counter()
-        parts = [next(stream) for _ in range(accumulate)]
+        parts = list(itertools.islice(stream, accumulate))
+        if len(parts) < accumulate:
+            raise ValueError(f"stream: expected {accumulate} batches for step {step}; it ended after {len(parts)}")
         waited = time.perf_counter() - began
         results = train_step(model, optimizer, parts, settings, step)
         seconds = time.perf_counter() - began  # train_step has read its results from the device: it has ended there

@@ -165,6 +165,13 @@ def test_a_failed_write_leaves_the_old_checkpoint(saved, monkeypatch):
     assert names(saved) == [shard(saved).parent.name, "state.json"]
 
 
+@pytest.mark.parametrize("name, value", [("step", "3"), ("step", -1), ("position", 1.5)])
+def test_a_count_that_no_load_would_accept_is_refused(tmp_path, name, value):
+    with pytest.raises((TypeError, ValueError), match=f"{name}: expected an int"):
+        checkpoint.save(tmp_path / "model", torch.nn.Linear(1, 1), **{name: value})
+    assert not (tmp_path / "model").exists()
+
+
 def test_the_configuration_is_kept(tmp_path):
     model, optimizer = make()
     model.config = SimpleNamespace(to_dict=lambda: {"d_model": 8})

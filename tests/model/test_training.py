@@ -307,6 +307,13 @@ def test_training_lowers_the_loss():
     assert sum(h["loss"] for h in history[-10:]) < 0.7 * sum(h["loss"] for h in history[:10])
 
 
+def test_a_stream_that_ends_is_named():
+    model, settings = toys.Bigram(), training.Settings(steps=2, warmup_steps=1)
+    batch = next(stream(toys.random_store(41)))
+    with pytest.raises(ValueError, match="stream: expected 2 batches for step 1; it ended after 1"):
+        training.train(model, training.make_optimizer(model, settings), [batch] * 3, settings, accumulate=2)
+
+
 def retro(layers=2):
     config = RetroConfig.small(
         17, 16, 32, num_heads=1, num_layers=layers, cca_layers=(layers,), chunk_len=4, max_len=16

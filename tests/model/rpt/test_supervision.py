@@ -148,6 +148,9 @@ def test_dense_and_teacher():
     assert dense[0].tolist() == [-math.inf] * 4
     assert lessons.teacher(2)[0].tolist() == [[-1, -1], [-1, -1], [0, 1], [1, 2]]
     assert lessons.teacher(4)[0, 3].tolist() == [1, 2, -1, -1]
+    for parts in ([], [lessons, Supervision(candidates[:, :3], scores[:, :3])]):
+        with pytest.raises(ValueError, match=r"parts: expected supervisions of one shape \[L,C\]; got "):
+            supervision.stack(parts)
 
 
 def test_lessons_from_bm25_alone():
@@ -280,8 +283,9 @@ def test_both_losses_fall(kind):
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(ValueError, match="loss_mask: expected at least one token behind"):
         step(19, loss_mask=torch.zeros_like(tokens, dtype=torch.bool))
-    with pytest.raises(ValueError, match="step: expected an int >= 0; got -1"):
-        step(-1)
+    for number, expected in ((-1, ">= 0"), (20, "<= 19")):
+        with pytest.raises(ValueError, match=f"step: expected an int {expected}; got {number}"):
+            step(number)
     assert all(map(torch.equal, before, model.parameters()))
     assert reports[-1]["loss"] < 0.95 * reports[0]["loss"]
     assert reports[-1]["retrieval_loss"] < 0.8 * reports[0]["retrieval_loss"]
