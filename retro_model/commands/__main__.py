@@ -48,10 +48,9 @@ def main(arguments: list[str]) -> None:
         return
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
-        sys.exit(
-            f"retro-model: expected one of {', '.join(COMMANDS)}; got {name}"
-            + "".join(f" (did you mean {one}?)" for one in near)
-        )
+        said = f"retro-model: expected one of {', '.join(COMMANDS)}; got {name}"
+        print(said + "".join(f" (did you mean {one}?)" for one in near), file=sys.stderr)
+        sys.exit(2)  # as argparse does for an unknown option
     asked = {"-h", "--help"} & {*rest[: 1 if name == "lm-eval" else 2]}  # lm-eval has commands with help of their own
     if asked:
         module(name, "options").parser().parse_args(rest)

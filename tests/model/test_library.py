@@ -51,8 +51,12 @@ def test_what_is_held_out_is_not_in_the_library():
     assert said == [f"{left} documents are left out of the library, beyond its 20,000 characters (--database-bytes)"]
     with pytest.raises(ValueError, match="texts: expected at least five files"):
         texts.divide(documents[:4], 6, 1200, 20_000)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        texts.load(texts.Path("nowhere"))
+
+
+def test_missing_texts_are_named_before_a_decoder_is_fetched(monkeypatch, tmp_path):
+    monkeypatch.setattr(retrofit, "decoder_folder", None)
+    with pytest.raises(SystemExit, match="retrofit: nowhere: expected a folder of text files; there is none"):
+        retrofit.main(["--texts", "nowhere", "--out", str(tmp_path)])
 
 
 def test_an_excerpt_begins_a_line_anywhere_in_its_document():

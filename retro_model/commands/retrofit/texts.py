@@ -19,8 +19,10 @@ RESULTS = ("validation", "all", "notes")  # one of them is in a folder of result
 def check_results_folder(folder: Path, texts: Path | None) -> None:
     """Refuse a folder for results whose files would become documents, or that holds files of something else.
 
-    Raises: ValueError.
+    Raises: FileNotFoundError for missing texts. ValueError.
     """
+    if texts is not None and not texts.is_dir():
+        raise FileNotFoundError(f"{texts}: expected a folder of text files; there is none")
     if texts is not None and folder.resolve().is_relative_to(texts.resolve()):
         raise ValueError(f"--out {folder}: expected a folder outside of --texts {texts}, or its files become documents")
     if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in RESULTS):
@@ -47,8 +49,6 @@ def load(
     """
     if texts is None:
         return "Python's standard library", list(sources(Path(sysconfig.get_path("stdlib"))))
-    if not texts.is_dir():
-        raise FileNotFoundError(f"{texts}: expected a folder of text files; there is none")
     left_out = LeftOut()
     paths = find_texts([texts], left_out=left_out)
     every = list(read_texts(paths, text_field=text_field, root=texts, left_out=left_out))
