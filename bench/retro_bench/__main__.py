@@ -5,6 +5,7 @@ import ast
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import textwrap
 import traceback
@@ -138,6 +139,8 @@ def load(plugin: str) -> None:
 
 def command() -> None:
     """Run the console script `retro-bench`."""
+    if sys.argv[1:2] in (["ab"], ["gpu"]):  # SIGTERM acts as Ctrl-C: the checkout is removed, and the children end
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
 
 

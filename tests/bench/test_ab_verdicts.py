@@ -1,6 +1,9 @@
 """`ab` on a small repository: its words and its exit codes if a tree can't be compared."""
 
+import os
 import subprocess
+import sys
+import time
 
 import pytest
 
@@ -170,6 +173,24 @@ def test_one_pair_of_processes_has_no_interval():
     assert not gate_statistics.unchanged(estimate) and not gate_statistics.looks_slower(estimate)
     assert gate_statistics.verdict(estimate, estimate, RIGHT) == "inconclusive"
     assert "-" in ab_command._cells(ab.Outcome(ITEM, "inconclusive", "", estimate))
+
+
+def test_a_terminated_ab_removes_its_checkout(tmp_path):
+    """SIGTERM acts as Ctrl-C."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "plug.py").write_text(plugin(first=""))
+    trees.commit(tree)
+    command = [sys.executable, "-m", "retro_bench", "ab", "--plugin", "plug", "--base", "HEAD", "--no-static"]
+    environ = os.environ | {"PYTHONPATH": f"{trees.ROOT}:{trees.ROOT / 'bench'}", "TMPDIR": str(tmp_path)}
+    where = {"cwd": tree, "env": environ, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*command, "--build", "touch begun; exec sleep 100"], **where)
+    while not (tree / "begun").exists() and process.poll() is None:
+        time.sleep(0.05)
+    assert list(tmp_path.glob("retro-ab-*"))
+    process.terminate()
+    assert "interrupted" in process.communicate()[1] and process.returncode == 5
+    assert not list(tmp_path.glob("retro-ab-*"))
 
 
 def test_an_interrupted_ab_keeps_what_was_judged(monkeypatch, tmp_path, capsys):

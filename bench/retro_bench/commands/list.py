@@ -4,9 +4,9 @@ Prints a line for each contender, then one for each case. A star marks the defau
 """
 
 import argparse
+from pathlib import Path
 
 from ..measure import choose
-from ..records import environment
 from ..registry import OPERATORS, Case, Contender, cases_of, contenders_of
 from ..report import tables
 from . import exits, options
@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
+    driver = Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()  # torch may still be unable to use the GPU
+    device = arguments.device or ("cuda" if driver else "cpu")
     selection = options.named(arguments, device)
     _show(f"device {device}; * = in the default selection")
     default = {(case.op, case.name) for case in choose.cases(choose.Selection(device))}

@@ -131,6 +131,7 @@ class Worker:
         return Worker(self.tree, self.root)
 
     def close(self) -> None:
+        self.process.kill()  # it is idle, or the run was interrupted
         with contextlib.suppress(BrokenPipeError):  # a dead worker leaves messages unread
             self.process.stdin.close()
         self.process.stdout.close()

@@ -140,11 +140,6 @@ def throttled(kind: str) -> str | None:
     return None
 
 
-def has_gpu() -> bool:
-    """Whether a driver of NVIDIA's or AMD's GPUs is loaded. torch may still be unable to use them."""
-    return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
-
-
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
