@@ -62,9 +62,9 @@ MOST_ARGUMENTS = 28  # arguments that the formatter puts one a line; attentions 
 ATTENTIONS = ("relative_attention", "chunked_cross_attention")
 #: operations of their kernels that make a tile
 TILE_OPERATIONS = (
-    *("dot", "product", "deep_product", "tile_product", "table_product", "position_logits", "position_query_gradient"),
+    *("dot", "product", "deep_product", "tile_product", "table_product", "position_logits", "scalar_position"),
     *("load_rows", "load_query", "load_queries", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step"),
-    *("scalar_position", "row_products", "skewed_block"),
+    *("row_products", "skewed_block"),
 )
 #: functions that hand named arguments on: to a configuration, a figure, an op, the model
 FORWARDING = ("retrofit", "retrofit_rpt", "gathered_attention", "generate")

@@ -166,29 +166,3 @@ def position_logits(
         )
         folded = tl.where(block_of == block, band, folded)
     return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
-
-
-@triton.jit
-def position_query_gradient(
-    acc,  # float32 [BLOCK_M, BLOCK_E]: initial value of the sum
-    folded,  # float32 [BLOCK_M, BLOCK_N]: reverse_skew of the gradient of the tile's position logits
-    rel_ptr,
-    base,
-    rows,
-    stride_t,
-    zero,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """float32 [BLOCK_M, BLOCK_E]: acc plus the gradient of rq, the sum over j of
-    gradient[i, j] * rel[base + i - j + BLOCK_N - 1].
-    """
-    block_of = band_block(zero, BLOCK_M, BLOCK_N)
-    for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
-        rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
-        part = tl.where(block_of == block, folded, 0.0).to(rel.dtype)
-        acc += tl.dot(part, rel, input_precision=PRECISION)
-    return acc
