@@ -51,11 +51,7 @@ class Report(NamedTuple):
 
 
 def find_leaked(
-    training: TokenStore,
-    held_out: Sequence[TokenStore],
-    *,
-    tokenizer: Any = None,
-    executor: Executor | None = None,
+    training: TokenStore, held_out: Sequence[TokenStore], *, tokenizer: Any = None, executor: Executor | None = None
 ) -> Report:
     """Find training documents whose 13-gram Jaccard similarity with any held-out document is at least 0.8.
 

@@ -47,23 +47,16 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
         pytest.importorskip("transformers").utils.logging.enable_progress_bar()
         capsys.readouterr()
     name = str(tmp_path / "bert") if made else "tfidf"
-    options = [
-        "--documents",
-        str(documents),
-        "--text-field",
-        "body",
-        "--tokenizer",
-        "train:270",
-        "--chunk-len",
-        "8",
-        "--encoder",
-        name,
-    ]
+    options = ["--documents", str(documents), "--text-field", "body", "--tokenizer", "train:270"]
+    options += ["--chunk-len", "8", "--encoder", name]
     arguments = [str(tmp_path / "run"), *options, "-k", "3"]
     for _ in range(2):  # the second run finds everything finished
         neighbours.main(arguments)
     with pytest.raises(SystemExit, match="--shards: expected at most one for each of 1 files; got 2"):
         neighbours.main([str(tmp_path / "sharded"), *options, "--shards", "2"])
+    with pytest.raises(SystemExit, match="neighbours: shards: expected an integer of at least 1; got 0"):
+        neighbours.main([str(tmp_path / "none"), *options, "--shards", "0"])
+    assert not (tmp_path / "none").exists()
     store = TokenStore(tmp_path / "run" / "store")
     tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
     embedder = (

@@ -53,10 +53,18 @@ def test_what_is_held_out_is_not_in_the_library():
         texts.divide(documents[:4], 6, 1200, 20_000)
 
 
-def test_missing_texts_are_named_before_a_decoder_is_fetched(monkeypatch, tmp_path):
-    monkeypatch.setattr(retrofit, "decoder_folder", None)
-    with pytest.raises(SystemExit, match="retrofit: nowhere: expected a folder of text files; there is none"):
-        retrofit.main(["--texts", "nowhere", "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--texts", "nowhere"], "nowhere: expected a folder of text files; there is none"),
+        (["--chunk-len", "0"], "chunk_len: expected an integer of at least 1; got 0"),
+    ],
+)
+@pytest.mark.parametrize("command", [retrofit, compare])
+def test_a_wrong_option_is_named_before_a_decoder_is_fetched(monkeypatch, tmp_path, command, wrong, said):
+    monkeypatch.setattr(command, "decoder_folder", None)
+    with pytest.raises(SystemExit, match=said):
+        command.main([*wrong, "--out", str(tmp_path)])
 
 
 def test_an_excerpt_begins_a_line_anywhere_in_its_document():
@@ -298,6 +306,8 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
     assert len(rows) == 1 + len(NAMES) and {len(row) for row in rows} == {len(record.COLUMNS)}
     with pytest.raises(SystemExit, match="expected the folder of a decoder"):
         compare.main([str(tmp_path), "--texts", compared[1][2], "--out", str(tmp_path / "new")])
+    with pytest.raises(SystemExit, match=r"compare: .*nowhere\.json"):
+        compare.main(["--records", "nowhere.json"])
 
 
 class Near:

@@ -56,12 +56,7 @@ def worker(rank, checkpoint, shared):
 SHARED = {"encoder_d_model": 24, "share_embeddings": True}
 
 
-CASES = [
-    (2, False, {}),
-    (2, False, {"encoder_cross_layers": ()}),
-    (4, False, {}),
-    (4, True, SHARED),
-]
+CASES = [(2, False, {}), (2, False, {"encoder_cross_layers": ()}), (4, False, {}), (4, True, SHARED)]
 
 
 def all_cases(rank):

@@ -94,11 +94,7 @@ def test_every_integer_type_and_stride(dtype):
     [
         (lambda: text.common_prefix_lengths([[1.5]], [[[1]]]), TypeError, "chunks: expected integers; got float64"),
         (lambda: text.minhash_signatures([[1]], [0, 1]), ValueError, r"tokens: expected 1 dimension; got .*\[1, 1\]"),
-        (
-            lambda: text.common_prefix_lengths([1], [[[1]]]),
-            ValueError,
-            "chunks: expected 2 dimensions; got",
-        ),
+        (lambda: text.common_prefix_lengths([1], [[[1]]]), ValueError, "chunks: expected 2 dimensions; got"),
         (
             lambda: text.common_prefix_lengths([[1]], [[[-1]]]),
             ValueError,

@@ -25,7 +25,7 @@ from ..neighbours.options import TFIDF
 from ..retrofit import texts
 from ..retrofit.options import SIZES, Fit, Sizes
 from ..retrofit.prefix import TOKENS as CHOICE_TOKENS
-from ..retrofit.prepared import decoder_folder, prepare, show_line
+from ..retrofit.prepared import check_positive, decoder_folder, prepare, show_line
 from . import questions as asked
 from . import results as record
 from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting, decoder_tokens
@@ -147,12 +147,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
-    if options.records:
-        record.draw([json.loads(path.read_text()) for path in options.records], options.out)
-        return
     sizes = Sizes(**{name: getattr(options, name) for name in SIZES})
     command = shlex.join(["retro-model", "compare", *arguments])
     try:
+        if options.records:
+            record.draw([json.loads(path.read_text()) for path in options.records], options.out)
+            return
+        check_positive(sizes)
         texts.check_results_folder(options.out, options.texts)
         if options.questions:
             if options.texts is None:

@@ -17,6 +17,7 @@ import torch
 
 from retro_model.base import disk, progress
 from retro_model.data import building
+from retro_model.data.arrays import at_least_one
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.documents import Document
 from retro_model.data.embed import Embedder, EncoderEmbedder, HashedTfidf, retokenized
@@ -104,6 +105,7 @@ def workers(options: Namespace) -> Iterator[Executor | None]:
 def run(options: Namespace) -> np.ndarray:
     """Run the command and return the neighbours."""
     begin = time.perf_counter()
+    at_least_one(**{name: getattr(options, name) for name in ("chunk_len", "neighbours", "shards", "nprobe")})
     options.folder.mkdir(parents=True, exist_ok=True)
     with workers(options) as executor:
         left_out = LeftOut()
@@ -136,5 +138,5 @@ def main(arguments: list[str] | None = None) -> None:
     """Run `retro-model neighbours`."""
     try:
         run(parser().parse_args(arguments))
-    except (FileNotFoundError, ValueError, disk.Busy) as error:
+    except (OSError, ValueError, disk.Busy) as error:
         sys.exit(f"retro-model neighbours: {error}")

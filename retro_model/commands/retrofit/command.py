@@ -30,7 +30,7 @@ from .copying import fit_copying
 from .fitting import changes, fit
 from .options import ATTENTION, RATES, Fit, Sizes, parser
 from .prefix import choose
-from .prepared import PreparedLibrary, decoder_folder, prepare, read_decoder, show_line, stream
+from .prepared import PreparedLibrary, check_positive, decoder_folder, prepare, read_decoder, show_line, stream
 
 HELD_BYTES = 600  # characters per held-out document, because scoring them three times takes as long as the training
 CONTROL = "the control's neighbours"
@@ -67,6 +67,7 @@ def run(
     trained or scored. encoder: folder of the encoder that finds passages for questions; None: words alone.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
     """
+    check_positive(sizes)
     texts.check_results_folder(folder, folder_of_texts)
     decoder = decoder_folder(decoder, show)  # before the slow imports, because it says what is missing
     from retro_model.integrations.huggingface import RetrofitForCausalLM
@@ -222,10 +223,8 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = RATES["low-rank" if given.rank and own else given.attention] if given.lr is None else given.lr
     how = Fit(given.steps, given.batch, given.windows, rate, given.autocast, given.seed)
-    options = {
-        name: getattr(given, name)
-        for name in ("attention", "rank", "score_bias", "prefix", "copying", "text_field", "strict")
-    }
+    names = ("attention", "rank", "score_bias", "prefix", "copying", "text_field", "strict")
+    options = {name: getattr(given, name) for name in names}
     options["encoder"] = None if given.encoder == TFIDF else Path(given.encoder)
     options["measures_small"] = given.held_out is not None
     options["layers"] = given.layers and tuple(given.layers)

@@ -11,13 +11,14 @@ import torch
 
 from retro_model import evaluation, training
 from retro_model.base import progress
+from retro_model.data.arrays import at_least_one
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.hub import HubTokenizer
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
-from retro_model.evaluation.scoring import document_rows
+from retro_model.evaluation.scoring import check_sizes, document_rows
 
 from ..neighbours.command import make_embedder
 from ..neighbours.options import TFIDF
@@ -25,6 +26,11 @@ from .options import Fit, Sizes
 
 show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
 SPARE = 4  # extra neighbours, because a training window leaves out neighbours from its own documents
+
+
+def check_positive(sizes: Sizes) -> None:
+    """Raise ValueError, naming the size, unless all but the number of held-out documents are at least 1."""
+    at_least_one(**{name: size for name, size in vars(sizes).items() if type(size) is int and name != "held_out"})
 
 
 class PreparedLibrary(NamedTuple):
@@ -76,8 +82,8 @@ def prepare(
     folder: Path, decoder: Path, documents: list[Document], held: list[Document], sizes: Sizes, show=print
 ) -> PreparedLibrary:
     """Make the library in `folder`. A killed run continues, and a finished library is opened."""
-    if sizes.passage_chunks < 1:
-        raise ValueError(f"passage_chunks: expected 1 or more; got {sizes.passage_chunks}")
+    if held:  # they are scored in windows
+        check_sizes(sizes, sizes.window, sizes.stride, 1)
     tokenizer = HubTokenizer.load(decoder)
     options = {"chunk_len": sizes.chunk_len, "bos": tokenizer.bos_id is not None}
     show(f"tokens of {len(documents):,} documents" + (f", and of {len(held)} held out" if held else ""))

@@ -34,11 +34,7 @@ def check_results_folder(folder: Path, texts: Path | None) -> None:
 
 
 def load(
-    texts: Path | None,
-    *,
-    text_field: str = "text",
-    strict: bool = False,
-    show: Callable[[str], None] = print,
+    texts: Path | None, *, text_field: str = "text", strict: bool = False, show: Callable[[str], None] = print
 ) -> tuple[str, list[Document]]:
     """Return a title and the documents of a folder.
 
