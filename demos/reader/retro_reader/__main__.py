@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> None:
         sys.exit(0 if arguments else 2)
     name, *rest = arguments
     if name not in COMMANDS:
-        sys.exit(f"retro-reader: expected one of {', '.join(COMMANDS)}; got {name}")
+        print(f"retro-reader: expected one of {', '.join(COMMANDS)}; got {name}", file=sys.stderr)
+        sys.exit(2)  # as argparse does for an unknown option
     if name == "serve":
         from .command import main as run
     else:

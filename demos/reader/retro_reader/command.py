@@ -23,12 +23,12 @@ def listen(port: int | None) -> socket.socket:
         try:
             made.bind((HOST, number))
             made.listen(MOST_CONNECTIONS)  # connections before the server runs wait
-        except OSError:
+        except (OSError, OverflowError):  # taken, or no number of a port
             made.close()
             continue
         return made
     tried = f"{FIRST_PORT} to {FIRST_PORT + 19}" if port is None else port
-    sys.exit(f"--port: expected a free one; {tried} is taken")
+    sys.exit(f"retro-reader serve: --port: expected a free port, from 0 to 65535; got {tried}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,13 +39,13 @@ def main(arguments: list[str] | None = None) -> None:
 
         from .app import make_app
     except ImportError as error:
-        sys.exit(f"{error}; pip install retro-reader")
+        sys.exit(f"retro-reader serve: {error}; pip install retro-reader")
     from retro_model.folders.reader import open_folder
 
     try:
         reader = open_folder(options.folder, options.device)
     except (FileNotFoundError, ValueError) as error:
-        sys.exit(printable(str(error)))
+        sys.exit(printable(f"retro-reader serve: {error}"))
     with listen(options.port) as server_socket:
         address = f"http://{HOST}:{server_socket.getsockname()[1]}"
         print(f"{printable(reader.folder.title)}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
