@@ -51,6 +51,8 @@ def test_what_is_held_out_is_not_in_the_library():
     assert said == [f"{left} documents are left out of the library, beyond its 20,000 characters (--database-bytes)"]
     with pytest.raises(ValueError, match="texts: expected at least five files"):
         texts.divide(documents[:4], 6, 1200, 20_000)
+    with pytest.raises(ValueError, match="window: expected a positive multiple"):
+        prepare(texts.Path("out"), texts.Path("decoder"), library, held, Sizes(window=100))
 
 
 @pytest.mark.parametrize(
