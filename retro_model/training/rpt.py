@@ -60,8 +60,8 @@ class Lessons:
     scored_only: bool = False
 
     def __post_init__(self):
-        if self.steps < 1 or self.alpha_steps < 0:
-            raise ValueError(f"steps, alpha_steps: expected at least 1 and 0; got {self.steps}, {self.alpha_steps}")
+        checks.integer("steps", self.steps, low=1)
+        checks.integer("alpha_steps", self.alpha_steps, low=0)
         for name in ("tau", "tau_first", "retriever_lr"):
             if not 0 <= checks.number(name, getattr(self, name)) < math.inf:
                 raise ValueError(f"{name}: expected a finite number from 0; got {getattr(self, name)}")

@@ -197,6 +197,8 @@ def test_a_stored_build_continues_where_it_was_killed(tmp_path):
 
 
 def test_schedules():
+    with pytest.raises(TypeError, match="steps: expected an int; got float"):
+        training.Lessons(2.5)
     lessons = training.Lessons(steps=1000, alpha_ret=1e-9, alpha_steps=100, tau=4.0)
     assert [lessons.weight(s) for s in (0, 50, 100, 500)] == [0, 5e-10, 1e-9, 1e-9]
     assert lessons.margin(0) == 1 and lessons.margin(999) == 4
