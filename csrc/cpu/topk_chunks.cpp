@@ -24,7 +24,7 @@ constexpr int64_t PARTIAL_BYTES = 8 << 20;  // maximum size of all partial lists
 constexpr int64_t TASKS_PER_THREAD = 4;     // so that a slow thread does not delay the end much
 constexpr int64_t LEAST_KEYS = 2048;        // keys per range; with fewer keys, filling the lists takes too long
 constexpr float HUGE_SQUARE = 1e37f;        // products and differences cannot overflow if squared norms are below it
-constexpr float TINY = 1e-35f;              // upper bound of the loss of D products that are subnormal numbers
+constexpr float TINY = 1e-34f;              // upper bound of the loss if 4096 subnormal products become 0
 
 struct Call {
   const View &query, &key, &query_doc, &key_doc, &key_mask;

@@ -36,6 +36,17 @@ def test_values_and_gradients(kernels, name, dtype, isa, metric):
     compare.check(OP, inputs.topk(3, dtype=dtype, metric=metric, integers=True, **CASES[name]), "cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("isa", isas())
+def test_an_equal_key_is_nearest_if_every_product_is_subnormal(kernels, isa, dtype):
+    """A product of pairs of bfloat16 rounds results below the smallest normal number to 0."""
+    kernels.set_isa(isa)
+    query = torch.full((1, 1, 4096), 1.08e-19, dtype=dtype)  # q.q is 4.8e-35
+    key = torch.cat([torch.zeros_like(query), query], 1)
+    scores, indices = rk.topk_chunks(query, key, 1, metric="l2", backend="cpu")
+    assert indices.item() == 1 and scores.item() == 0
+
+
 @pytest.mark.parametrize("k", [4, 40])
 @pytest.mark.parametrize("isa", isas())
 def test_every_place_of_the_causal_limit(kernels, isa, k):
