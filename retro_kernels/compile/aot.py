@@ -21,6 +21,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -156,7 +157,8 @@ def compile_each(
     # forked children inherit the work, so only indices and rows are sent
     global _WORK
     _WORK = work
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+    # the terminal sends Ctrl-C to the children, too, but the parent ends them
+    with multiprocessing.get_context("fork").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         yield from pool.imap(_compile_nth, range(len(work)))
 
 

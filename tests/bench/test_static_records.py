@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import time
+import types
 
 import pytest
 
@@ -173,3 +175,12 @@ def test_amd_kernels_are_listed_in_a_table_of_their_own(monkeypatch):
     assert [shown[name] for name in names] == ["300", "44", "3", "16", "16384", "12"]
     clean = row | {"static": row["static"] | {"stack_bytes": 0}}
     assert "spills: 16 stack bytes" in regressions.regressions([clean], [row])[0]
+
+
+def test_a_compile_that_fails_or_is_interrupted_reads_nothing_more(monkeypatch, tmp_path):
+    begun, cases = [], [types.SimpleNamespace(recorded=False, id=i) for i in range(3)]
+    monkeypatch.setattr(triton_kernels, "_read", lambda launch, *_: begun.append(launch.id) or time.sleep(0.5))
+    monkeypatch.setattr(aot, "compile_each", lambda *_, **__: cases[:2])
+    with pytest.raises(ValueError, match="shorter"):
+        list(triton_kernels.rows([90], cases, cases, tmp_path, 1))
+    assert begun == [0]

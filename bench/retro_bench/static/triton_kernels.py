@@ -113,8 +113,7 @@ def rows(
     jobs: int | None,
     counters: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Compile the `selected` of `every` and read their machine code. Yield the rows in order, each as soon as it is
-    done.
+    """Compile the `selected` of `every`, read their machine code, and yield the rows in order, each when it is done.
 
     counters: also execute one CTA of each on the emulator.
     """
@@ -129,13 +128,15 @@ def rows(
     flags = iter([launch.id in ids for launch in every if not launch.recorded])
     compiled = aot.compile_each(arches, None, folder, jobs, select=lambda op, case: next(flags))
     reading: collections.deque[Future] = collections.deque()
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # each waits for a disassembler of its own
+    pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)  # each waits for a disassembler of its own
+    try:
         for launch, result in zip(wanted, compiled, strict=True):
             reading.append(pool.submit(_read, launch, result, folder, counters))
             while reading and reading[0].done():
                 yield reading.popleft().result()
-        while reading:
-            yield reading.popleft().result()
+        yield from (one.result() for one in reading)
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C would otherwise wait for all that are queued
 
 
 def _read(launch: CompiledCase, compiled: aot.Resources, folder: Path, counters: bool) -> dict[str, Any]:
