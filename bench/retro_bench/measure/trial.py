@@ -39,7 +39,7 @@ class Answers:
     A case has two fixed sets of values. Their answers are computed once and kept in the files of `sealed`, where a
     contender cannot read them. `solve(backward)` computes the answer for the values that the inputs hold now.
     `upstream` holds, for each set, the gradient of output 0. `more(contender, like)` returns the errors of a
-    contender for the values of other seeds, and those of the yardstick if it judges the contender.
+    contender for the values of other seeds and, with `like`, the errors of the yardstick.
     """
 
     operator: Operator

@@ -37,8 +37,8 @@ def topk_chunks(
         query: [B,Q,D], D (the embedding width) from 1 to 4096.
         key: [B or 1,S,D].
         k: 1 to 128.
-        metric: "dot": q·k, or "l2": -||q-k||^2. A processor that multiplies pairs of bfloat16, and a GPU, may take
-            factors and products below 1.2e-38 as 0 in "dot".
+        metric: "dot": q·k, or "l2": -||q-k||^2. With "dot", a processor that multiplies pairs of bfloat16
+            takes factors and products below 1.2e-38 as 0.
         causal_gap: least distance in chunks from a query back to its candidates; None: no causal limit.
         query_offset: position of query 0 counted from key 0; only with causal_gap.
         query_doc, key_doc: integers [B,Q] and [B or 1,S]; keys of the query's own document are left out.
