@@ -141,7 +141,7 @@ template <class T, class Elem> void probabilities(const Context<T, Elem>& c, int
   const float *const lse2 = st.lse2, *const inverse = st.inverse;
   scores(c, count, ahead, unit, w, st, [=](int at, Vec s, Vec x) {
     const int i = at % QUERY_BLOCK;
-    store(p + at, exp2(s - load(lse2 + i), HIGHEST_EXCESS) * load(inverse + i));
+    store(p + at, exp2(min(broadcast(HIGHEST_EXCESS), s - load(lse2 + i))) * load(inverse + i));
     if (gate)
       store(products + at, x);
   });

@@ -131,7 +131,7 @@ void probabilities(const Context<T, Elem>& c, const QueryRows& rows, const KeyTi
       row = w.visible.row(rows.i + r);
     for (int x = 0; x < tile.columns(); x += LANES) {
       const Vec excess = fma(load(s + x), broadcast(c.scale2), broadcast(-w.lse[r]));
-      const Vec e = exp2(excess, HIGHEST_EXCESS) * broadcast(w.inverse[r]);
+      const Vec e = exp2(min(broadcast(HIGHEST_EXCESS), excess)) * broadcast(w.inverse[r]);
       store(p + x, MASKED ? row.hide(e, x, zero()) : e);
     }
     if (c.dropout)

@@ -5,6 +5,7 @@
 
 #include "partition.h"
 #include "relative_attention_tile.h"
+#include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 
@@ -161,7 +162,8 @@ struct RunningMean {
     if (new_max == -INFINITY)
       return;
     for (int x = 0; x < columns; x += LANES) {
-      const Vec weight = row.hide(exp2(fma(load(scores + x), scale2, broadcast(-new_max))), x, zero());
+      const Vec excess = min(broadcast(HIGHEST_EXCESS), fma(load(scores + x), scale2, broadcast(-new_max)));
+      const Vec weight = row.hide(exp2(excess), x, zero());
       store(scores + x, weight);
       total = total + weight;
     }

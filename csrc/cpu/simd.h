@@ -150,12 +150,11 @@ template <class... Coefficients> RETRO_INLINE Vec polynomial(Vec x, float leadin
   return p;
 }
 
-// Computes e^x to about 1 ulp, as 2^n * e^r with |r| <= ln2/2. The result is 0 where n < -126 (SVE: -149), and inf
-// above 88.7, or on some processors above 88.3. NaN stays NaN. The coefficients come from Cephes' expf.
+// Computes e^x to about 1 ulp, as 2^n * e^r with |r| <= ln2/2, for x up to 88. The result is 0 where n < -126 (SVE:
+// -149), and NaN stays NaN. The coefficients come from Cephes' expf.
 RETRO_INLINE Vec exp(Vec x) {
   constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
-  constexpr float LOWEST = LOWEST_POWER * (LN2_HIGH + LN2_LOW), HIGHEST = 89.f;  // beyond these the result is 0 or inf
-  x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
+  x = max(broadcast(LOWEST_POWER * (LN2_HIGH + LN2_LOW)), x);
   Vec power;
   const Vec n = power_of_two(x * broadcast(LOG2E), power);
   Vec r = fma(n, broadcast(-LN2_HIGH), x);
@@ -165,10 +164,10 @@ RETRO_INLINE Vec exp(Vec x) {
   return times(fma(p, r * r, r) + broadcast(1.f), power);
 }
 
-// Computes 2^x to about 1 ulp, for a softmax in base 2. The result is 0 below about 2^-126 (SVE: 2^-149) and
-// 2^highest above `highest`, and NaN stays NaN. The coefficients come from Cephes' exp2f.
-RETRO_INLINE Vec exp2(Vec x, float highest = HIGHEST_POWER) {
-  x = min(broadcast(highest), max(broadcast(LOWEST_POWER), x));
+// Computes 2^x to about 1 ulp, for a softmax in base 2, for x up to 127. The result is 0 below about 2^-126 (SVE:
+// 2^-149), and NaN stays NaN. The coefficients come from Cephes' exp2f.
+RETRO_INLINE Vec exp2(Vec x) {
+  x = max(broadcast(LOWEST_POWER), x);
   Vec power;
   const Vec r = x - power_of_two(x, power);
   const Vec p = polynomial(r, 1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,

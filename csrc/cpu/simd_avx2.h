@@ -78,7 +78,7 @@ RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 RETRO_INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
+constexpr float LOWEST_POWER = -127.f;  // its result is 0
 // The low bits of the sum are n + 127. Shifted into the exponent, they give 2^n.
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;

@@ -54,7 +54,7 @@ RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 RETRO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
+constexpr float LOWEST_POWER = -127.f;  // its result is 0
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
 // The result is 0 for powers below -126: an Intel core takes 85 ns for a result below the smallest normal number.
 RETRO_INLINE Vec times(Vec x, Vec power) {

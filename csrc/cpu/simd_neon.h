@@ -87,7 +87,7 @@ RETRO_INLINE uint32_t bits(Mask m) {
 
 RETRO_INLINE Vec round(Vec x) { return vrndnq_f32(x); }
 RETRO_INLINE Vec shifted_power(int32x4_t e) { return vreinterpretq_f32_s32(vshlq_n_s32(e, 23)); }
-constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
+constexpr float LOWEST_POWER = -127.f;  // its result is 0
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec n = round(x);
   power = shifted_power(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)));

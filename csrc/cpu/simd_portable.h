@@ -47,7 +47,7 @@ RETRO_INLINE Vec round(Vec x) {  // requires |x| < 2^22; the sum is rounded to t
   const Vec shift = broadcast(0x1.8p23f);
   return (x + shift) - shift;
 }
-constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
+constexpr float LOWEST_POWER = -127.f;  // its result is 0
 // The low bits of the sum are n + 127. Shifted into the exponent, they give 2^n.
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;

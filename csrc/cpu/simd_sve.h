@@ -57,7 +57,7 @@ RETRO_INLINE uint32_t bits(Mask m) {
 }
 
 RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
-constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
+constexpr float LOWEST_POWER = -152.f;  // its result is 0
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
 RETRO_INLINE Vec times(Vec x, Vec power) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), power)); }
 
