@@ -19,20 +19,13 @@ def load_statistics(lse_at, delta_at, i, row_mask):
 
 
 @triton.jit
-def load_queries(
-    q_base,
-    do_base,
-    bias_ptr,
-    lse_at,
-    delta_at,
-    i,
-    row_mask,
-    stride_qn,
-    stride_don,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """(q + bias, dO, lse in base 2, delta) of the queries i, rows from each of the four pointers."""
+def load_queries(q_from, do_from, bias_ptr, lse_at, delta_at, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """(q + bias, dO, lse in base 2, delta) of a block of queries.
+
+    q_from, do_from: base, indices of the rows, their mask and their stride. lse_at, delta_at: of the row with index 0.
+    """
+    q_base, i, row_mask, stride_qn = q_from
+    do_base, _, _, stride_don = do_from
     _, q = load_query(q_base, bias_ptr, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     lse2, delta = load_statistics(lse_at, delta_at, i, row_mask)
@@ -50,8 +43,13 @@ def weight_of(excess):
 
 
 @triton.jit
-def dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch):
-    """(probabilities that the values were multiplied by, gradient of p), after dropout."""
+def dropped(p, dp, seed_ptr, dropout, place):
+    """(probabilities that the values were multiplied by, gradient of p), after dropout.
+
+    dropout: limit and scale. place: indices of the keys and of the queries, which broadcast together, head and batch.
+    """
+    dropout_limit, dropout_scale = dropout
+    key_index, query_index, head, batch = place
     kept = p
     if seed_ptr is not None:
         keep = dropout_keep(tl.load(seed_ptr), dropout_limit, key_index, query_index, head, batch)

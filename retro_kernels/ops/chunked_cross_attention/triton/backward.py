@@ -236,20 +236,9 @@ def _cca_backward_query_kernel(
                     tl.store(span_at + BLOCK_M, span)
             spread = top, span
             for edge in tl.static_range(2):
-                c0 = edge * BAND_KEYS
+                c = edge * BAND_KEYS
                 _write_logits(
-                    band_at,
-                    spread,
-                    c0,
-                    source,
-                    position_at,
-                    E,
-                    BLOCK_M,
-                    BLOCK_E,
-                    BAND_KEYS,
-                    EVEN_BAND,
-                    False,
-                    PRECISION,
+                    band_at, spread, c, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, False, PRECISION
                 )
             for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
                 _write_logits(
@@ -302,7 +291,7 @@ def _cca_backward_query_kernel(
         if mask_ptr is not None:
             mask_at = mask_ptr + batch * stride_m.b + chunk64 * stride_m.l + wide(a) * stride_m.k
         visible = visible_keys(mask_at, stride_m.r, j, R, MASK_TOKENS)
-        gate = 1.0
+        gate = None
         if gate_ptr is not None:
             gate = load_gate(
                 gate_ptr + batch * stride_g.b + chunk64 * stride_g.l + wide(a) * stride_g.k, visible, MASKED
@@ -316,26 +305,10 @@ def _cca_backward_query_kernel(
         )
         # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_v.r), zero, D, BLOCK_D, PRECISION)
-        p, ds = tile_gradients(
-            content,
-            dp_raw,
-            _decoded(position, span) if band_ptr is not None else 0.0,
-            lse2,
-            delta,
-            visible,
-            gate,
-            scale2,
-            seed_ptr,
-            dropout_limit,
-            dropout_scale,
-            a * R + j0 + tl.arange(0, BLOCK_N),
-            n,
-            head,
-            batch,
-            band_ptr is not None,
-            MASKED,
-            gate_ptr is not None,
-        )
+        logits = _decoded(position, span) if band_ptr is not None else None
+        shown, dropout = visible if MASKED else None, (dropout_limit, dropout_scale)
+        here = a * R + j0 + tl.arange(0, BLOCK_N), n, head, batch
+        p, ds = tile_gradients(content, dp_raw, logits, lse2, delta, shown, gate, scale2, seed_ptr, dropout, here)
         if band_ptr is not None:
             # The logits of the next step arrive during this step's products. No barrier separates loads of logits from
             # the store of dS in the same place, because dS depends on the logits.
@@ -448,7 +421,7 @@ def _cca_backward_key_kernel(
     if mask_ptr is not None:
         mask_at = mask_ptr + batch * stride_m.b + chunk64 * stride_m.l + wide(a) * stride_m.k
     visible = visible_keys(mask_at, stride_m.r, j, R, MASK_TOKENS)
-    gate = 1.0
+    gate = None
     if gate_ptr is not None:
         gate = load_gate(gate_ptr + batch * stride_g.b + chunk64 * stride_g.l + wide(a) * stride_g.k, visible, MASKED)
     k_base = k_ptr + batch * stride_k.b + chunk64 * stride_k.l + group64 * stride_k.g
@@ -462,6 +435,7 @@ def _cca_backward_key_kernel(
     first_row = (chunk + 1) * M - 1 - query_start
     local = tl.arange(0, BLOCK_M)
     scale2 = scale * LOG2E
+    shown, dropout = visible if MASKED else None, (dropout_limit, dropout_scale)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for step in range(HEADS_PER_GROUP * blocks):
@@ -480,22 +454,12 @@ def _cca_backward_key_kernel(
         do_base = do_ptr + batch * stride_do.b + start64 * stride_do.n + head64 * stride_do.h
         content_at = content_ptr + head64 * stride_c.h if content_ptr is not None else None
         statistics = (batch * H + head) * N + start64
-        qc, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
-            q_base,
-            do_base,
-            content_at,
-            lse_ptr + statistics,
-            delta_ptr + statistics,
-            local,
-            row_mask,
-            stride_q.n,
-            stride_do.n,
-            D,
-            BLOCK_D,
-        )
         q_from, do_from = (q_base, local, row_mask, stride_q.n), (do_base, local, row_mask, stride_do.n)
+        lse_at, delta_at = lse_ptr + statistics, delta_ptr + statistics
+        # [BLOCK_M, BLOCK_D]
+        qc, do, lse2, delta = load_queries(q_from, do_from, content_at, lse_at, delta_at, D, BLOCK_D)
         zero = opaque_zero(step)
-        position = 0.0
+        position = None
         if band_ptr is not None:
             band_at = band_ptr + (wide(item + block) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
             stored = tl.load(band_at + _skewed(j0, zero, BAND_KEYS, BLOCK_M, BLOCK_N))  # [BLOCK_M, BLOCK_N]
@@ -507,26 +471,8 @@ def _cca_backward_key_kernel(
             position = _decoded(stored, span)  # [BLOCK_M, BLOCK_N]
         content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
-        p, ds = tile_gradients(
-            content,
-            dp_raw,
-            position,
-            lse2,
-            delta,
-            visible,
-            gate,
-            scale2,
-            seed_ptr,
-            dropout_limit,
-            dropout_scale,
-            a * R + j,
-            n,
-            head,
-            batch,
-            band_ptr is not None,
-            MASKED,
-            gate_ptr is not None,
-        )
+        here = a * R + j, n, head, batch
+        p, ds = tile_gradients(content, dp_raw, position, lse2, delta, shown, gate, scale2, seed_ptr, dropout, here)
         dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
         dk = tl.dot(tl.trans(ds.to(qc.dtype)), qc, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
 
@@ -534,8 +480,8 @@ def _cca_backward_key_kernel(
     token = ((batch * L + chunk) * K + a) * R + j0
     into = (token * groups + group) * D + (tl.arange(0, BLOCK_N)[:, None] * (groups * D) + column[None, :])
     inside = (j < R)[:, None] & (column < D)[None, :]
-    tl.store(dk_ptr + into, (dk * (scale * gate)).to(dk_ptr.dtype.element_ty), mask=inside)
-    tl.store(dv_ptr + into, (dv * gate).to(dv_ptr.dtype.element_ty), mask=inside)
+    tl.store(dk_ptr + into, (dk * (scale if gate is None else scale * gate)).to(dk_ptr.dtype.element_ty), mask=inside)
+    tl.store(dv_ptr + into, (dv if gate is None else dv * gate).to(dv_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)

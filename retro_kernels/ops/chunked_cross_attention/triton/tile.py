@@ -75,41 +75,24 @@ def locate(
 
 
 @triton.jit
-def tile_gradients(
-    content,
-    dp_raw,
-    position,
-    lse2,
-    delta,
-    visible,
-    gate,
-    scale2,
-    seed_ptr,
-    dropout_limit,
-    dropout_scale,
-    key_index,
-    n,
-    head,
-    batch,
-    HAS_POSITION: tl.constexpr,
-    MASKED: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-):
+def tile_gradients(content, dp, position, lse2, delta, visible, gate, scale2, seed_ptr, dropout, place):
     """(probabilities that the values were multiplied by, gradient of the logits) of one tile.
 
-    content: (q + u) k^T. dp_raw: do v^T. scale2: scale * log2(e). lse2: in base 2, +inf for a row that attends nothing,
-    which makes its probabilities 0.
+    content: (q + u) k^T. dp: do v^T. position, visible, gate: None if the call has none. scale2: scale * log2(e). lse2:
+    in base 2, +inf for a row that attends nothing, which makes its probabilities 0. dropout: limit and scale. place:
+    indices of the keys [BLOCK_N] and of the queries [BLOCK_M], head and batch.
     """
+    key_index, n, head, batch = place
     logits = content
-    if HAS_GATE:
+    if gate is not None:
         logits = logits * gate
-    if HAS_POSITION:
+    if position is not None:
         logits = logits + position
     p = weight_of(logits * scale2 - lse2[:, None])
-    if MASKED:
+    if visible is not None:
         p = tl.where(visible[None, :], p, 0.0)
-    kept, dp = dropped(p, dp_raw, seed_ptr, dropout_limit, dropout_scale, key_index[None, :], n[:, None], head, batch)
-    if HAS_GATE:
+    kept, dp = dropped(p, dp, seed_ptr, dropout, (key_index[None, :], n[:, None], head, batch))
+    if gate is not None:
         dp = dp * gate
     ds = p * (dp - delta[:, None])
     return kept, ds

@@ -62,9 +62,8 @@ def _relative_columns_kernel(
         span_at = span_ptr + 2 * slot if span_ptr is not None else None
         tile_at = tile_ptr + slot * QUERY_BLOCK * stride_ds
         nearest = own - rel_start - x0 - (BLOCK_N - 1) if SKEWED else x0  # key of the first column, less i if SKEWED
-        begin, end = joined(
-            row0, nearest, S, own, causal_gap, window, span_at, count, BLOCK_N, QUERY_BLOCK, SKEWED, CAUSAL, WINDOW
-        )
+        limits = S, own, causal_gap, window
+        begin, end = joined(row0, nearest, limits, span_at, count, BLOCK_N, QUERY_BLOCK, SKEWED, CAUSAL, WINDOW)
         x_base = x_ptr + wide(own_batch) * stride_x.b + wide(own_head) * stride_x.h
         weight = tl.zeros([BLOCK_N, 16], tl.float32) if SUMS else 0.0  # in every column the sums of the keys' dS
         for start in range(begin * QUERY_BLOCK, end * QUERY_BLOCK, BLOCK_M):
@@ -72,20 +71,7 @@ def _relative_columns_kernel(
             row_mask = row < tl.minimum(end * QUERY_BLOCK, N - row0)
             i = row0 + row
             rows = load_rows(x_base, i.to(tl.int64), row_mask, stride_x.n, WIDTH, BLOCK)  # [BLOCK_M, BLOCK]
-            low, high = stored_keys(
-                i,
-                row,
-                row_mask,
-                S,
-                own,
-                causal_gap,
-                window,
-                span_at,
-                QUERY_BLOCK,
-                KEY_BLOCK,
-                CAUSAL,
-                WINDOW,
-            )
+            low, high = stored_keys(i, row, row_mask, limits, span_at, QUERY_BLOCK, KEY_BLOCK, CAUSAL, WINDOW)
             seen = False
             if INNER:
                 i0 = row0 + start

@@ -72,11 +72,10 @@ def _relative_keys_kernel(
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             row_mask = i < N
-            q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
-                q_base, do_base, None, lse_at, delta_at, i, row_mask, stride_q.n, stride_do.n, D, BLOCK_D
-            )
-            zero = opaque_zero(start)
             q_from, do_from = (q_base, i, row_mask, stride_q.n), (do_base, i, row_mask, stride_do.n)
+            # [BLOCK_M, BLOCK_D]
+            q, do, lse2, delta = load_queries(q_from, do_from, None, lse_at, delta_at, D, BLOCK_D)
+            zero = opaque_zero(start)
             logits = rows_product(  # [BLOCK_M, BLOCK_N], transposed like its products with do and q below
                 q, q_from, None, k, k_base, j0, S, stride_k.s, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
             )
@@ -89,21 +88,9 @@ def _relative_keys_kernel(
             if segment_at is not None:
                 query_segment = tl.load(query_segment_at + i * stride_query_segment.n, mask=row_mask, other=0)
             visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_key_segment.s)
-            kept, ds = tile_gradient(
-                logits,
-                dp,
-                lse2,
-                delta,
-                visible,
-                scale * LOG2E,
-                seed_ptr,
-                dropout_limit,
-                dropout_scale,
-                j[None, :],
-                i[:, None],
-                head,
-                batch,
-            )
+            scale2, dropout = scale * LOG2E, (dropout_limit, dropout_scale)
+            here = j[None, :], i[:, None], head, batch
+            kept, ds = tile_gradient(logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout, here)
             dv += tl.dot(tl.trans(kept.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
 

@@ -61,7 +61,6 @@ def _walk_gradient(
     k_base, stride_ks, v_base, stride_vs = keys
     stride_rqn, stride_rt, stride_ms, stride_gs = strides
     S, T, shift, scale2 = sizes
-    dropout_limit, dropout_scale = dropout
     head, batch = place
     item, stride_ds = slab
     WALK: tl.constexpr = POSITION and E > 1
@@ -97,21 +96,8 @@ def _walk_gradient(
             do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
         )
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
-        kept, ds = tile_gradient(
-            logits,
-            dp,
-            lse2,
-            delta,
-            visible,
-            scale2,
-            seed_ptr,
-            dropout_limit,
-            dropout_scale,
-            j[None, :],
-            i[:, None],
-            head,
-            batch,
-        )
+        here = j[None, :], i[:, None], head, batch
+        kept, ds = tile_gradient(logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout, here)
         if ds_ptr is not None:
             store_tile(ds_ptr, item, ds, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
         if p_ptr is not None:
@@ -190,23 +176,13 @@ def _relative_query_kernel(
         do_ptr + batch * stride_do.b + head64 * stride_do.h,
     )
     statistics = (batch * H + head) * N
-    q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
-        q_base,
-        do_base,
-        content_at,
-        lse_ptr + statistics,
-        delta_ptr + statistics,
-        i,
-        row_mask,
-        stride_q.n,
-        stride_do.n,
-        D,
-        BLOCK_D,
-    )
+    q_from, do_from = (q_base, i, row_mask, stride_q.n), (do_base, i, row_mask, stride_do.n)
+    lse_at, delta_at = lse_ptr + statistics, delta_ptr + statistics
+    # [BLOCK_M, BLOCK_D]
+    q, do, lse2, delta = load_queries(q_from, do_from, content_at, lse_at, delta_at, D, BLOCK_D)
     rq = q
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, row_mask, stride_rq.n, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
-    q_from, do_from = (q_base, i, row_mask, stride_q.n), (do_base, i, row_mask, stride_do.n)
     rq_from = (rq_base, i, row_mask, stride_rq.n) if rel_ptr is not None else q_from
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:

@@ -35,7 +35,6 @@ def walk_tall(
     k_base, stride_ks, v_base, stride_vs = keys
     stride_rqn, stride_rt, stride_ms, stride_gs = strides
     S, T, shift, scale2 = sizes
-    dropout_limit, dropout_scale = dropout
     head, batch = place
     item, stride_ds = slab
     BAND: tl.constexpr = POSITION and E > 1
@@ -62,21 +61,8 @@ def walk_tall(
         visible = visible_pairs(
             j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs, mask_at is not None
         )
-        kept, ds = tile_gradient(
-            logits,
-            dp,
-            lse2,
-            delta,
-            visible,
-            scale2,
-            seed_ptr,
-            dropout_limit,
-            dropout_scale,
-            j[None, :],
-            i[:, None],
-            head,
-            batch,
-        )
+        here = j[None, :], i[:, None], head, batch
+        kept, ds = tile_gradient(logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout, here)
         narrowed = ds.to(k.dtype)
         dq = tl.dot(narrowed, k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
         if BAND:

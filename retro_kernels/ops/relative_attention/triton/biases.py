@@ -15,26 +15,16 @@ _ROWS, _WARPS = 32, 4
 
 
 @triton.jit
-def _add(
-    x_ptr,
-    bias_ptr,
-    out_ptr,
-    i,
-    row_mask,
-    batch,
-    head,
-    N,
-    H,
-    stride_b,
-    stride_n,
-    stride_h,
-    stride_bias,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Store a block of one head's rows plus its bias into the contiguous out [B,N,H,WIDTH]."""
-    x = load_rows(x_ptr + batch * stride_b + head * stride_h, i.to(tl.int64), row_mask, stride_n, WIDTH, BLOCK)
-    x = add_bias(x, bias_ptr + head * stride_bias, WIDTH, BLOCK)  # [BLOCK_M, BLOCK]
+def _add(x_ptr, bias_ptr, out_ptr, rows, sizes, stride_x, stride_bias, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Store a block of one head's rows plus its bias into the contiguous out [B,N,H,WIDTH].
+
+    rows: indices of the rows and their mask, batch and head. sizes: N and H.
+    """
+    i, row_mask, batch, head = rows
+    N, H = sizes
+    base = x_ptr + batch * stride_x.b + head * stride_x.h
+    x = load_rows(base, i.to(tl.int64), row_mask, stride_x.n, WIDTH, BLOCK)
+    x = add_bias(x, bias_ptr + head * stride_bias.h, WIDTH, BLOCK)  # [BLOCK_M, BLOCK]
     column = tl.arange(0, BLOCK)
     out_at = out_ptr + (((batch * N + i) * H + head) * WIDTH)[:, None] + column[None, :]
     tl.store(out_at, x, mask=row_mask[:, None] & (column < WIDTH)[None, :])
@@ -63,42 +53,11 @@ def _relative_biases_kernel(
     """One (query block, head) and batch: query = q + content bias, rel_query = rq + position bias, where given."""
     head, batch = (tl.program_id(0) % H).to(tl.int64), tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) // H * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows, sizes = (i, i < N, batch, head), (N, H)
     if content_ptr is not None:
-        _add(
-            q_ptr,
-            content_ptr,
-            query_ptr,
-            i,
-            i < N,
-            batch,
-            head,
-            N,
-            H,
-            stride_q.b,
-            stride_q.n,
-            stride_q.h,
-            stride_c.h,
-            D,
-            BLOCK_D,
-        )
+        _add(q_ptr, content_ptr, query_ptr, rows, sizes, stride_q, stride_c, D, BLOCK_D)
     if position_ptr is not None:
-        _add(
-            rq_ptr,
-            position_ptr,
-            rel_query_ptr,
-            i,
-            i < N,
-            batch,
-            head,
-            N,
-            H,
-            stride_rq.b,
-            stride_rq.n,
-            stride_rq.h,
-            stride_p.h,
-            E,
-            BLOCK_E,
-        )
+        _add(rq_ptr, position_ptr, rel_query_ptr, rows, sizes, stride_rq, stride_p, E, BLOCK_E)
 
 
 def biased(call: RelativeAttention, few: int = 1) -> RelativeAttention:

@@ -57,25 +57,11 @@ def _relative_delta_kernel(
 
 
 @triton.jit
-def tile_gradient(
-    logits,
-    dp,
-    lse2,
-    delta,
-    visible,
-    scale2,
-    seed_ptr,
-    dropout_limit,
-    dropout_scale,
-    key_index,
-    query_index,
-    head,
-    batch,
-):
-    """(probabilities that the values were multiplied by, gradient of the scaled logits) of one tile. key_index and
-    query_index broadcast together.
+def tile_gradient(logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout, place):
+    """(probabilities that the values were multiplied by, gradient of the scaled logits) of one tile. For `dropout` and
+    `place` see `dropped`.
     """
     p = tl.where(visible, weight_of(logits * scale2 - lse2[:, None]), 0.0)
-    kept, dp = dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch)
+    kept, dp = dropped(p, dp, seed_ptr, dropout, place)
     # an invisible key may be NaN, and 0 * NaN is NaN
     return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)

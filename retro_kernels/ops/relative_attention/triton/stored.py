@@ -82,17 +82,18 @@ def stored_keys(
     i,
     row,
     row_mask,
-    S,
-    offset,
-    causal_gap,
-    window,
+    limits,
     span_at,
     QUERY_BLOCK: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """[low, high) of the keys that are stored for each query, in whole tiles. row: index of the query in the slab."""
+    """[low, high) of the keys that are stored for each query, in whole tiles.
+
+    row: index of the query in the slab. limits: S, offset, gap and window of `row_limits`.
+    """
+    S, offset, causal_gap, window = limits
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
     if span_at is not None:
         block = row // QUERY_BLOCK
@@ -107,10 +108,7 @@ def stored_keys(
 def joined(
     start,
     nearest,
-    S,
-    offset,
-    causal_gap,
-    window,
+    limits,
     span_at,
     count,
     BLOCK_N: tl.constexpr,
@@ -123,8 +121,10 @@ def joined(
     """[first, last) of the slab's query blocks that see one of the BLOCK_N keys from `nearest` on; SKEWED: the keys of
     query i begin at nearest + i.
 
-    start: the slab's first query. For keys or displacements that no query sees the range is empty.
+    start: the slab's first query. limits: as in `stored_keys`. For keys or displacements that no query sees the range
+    is empty.
     """
+    S, offset, causal_gap, window = limits
     first, last = count, 0
     for begin in range(0, count, BLOCK):
         block = begin + tl.arange(0, BLOCK)
