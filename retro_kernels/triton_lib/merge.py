@@ -36,17 +36,10 @@ def outputs_of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[Tensor, Ten
 
 @triton.jit(do_not_specialize=("N", "H", "splits"))
 def _merge_kernel(
-    part_ptr,
-    part_lse_ptr,
-    out_ptr,
-    lse_ptr,
-    N,
-    H,
-    splits,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
+    part_ptr, part_lse_ptr, out_ptr, lse_ptr,
+    N, H, splits,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
     """out and lse of one (token, head) and batch, merged from `splits` disjoint sets of keys by their lse."""
     n, head, batch = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
     column, s = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)

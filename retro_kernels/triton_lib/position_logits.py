@@ -111,20 +111,10 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
 
 @triton.jit
 def table_product(
-    a,
-    a_from,
-    bias_ptr,
-    rel_ptr,
-    first,
-    rows,
-    stride_t,
-    zero,
-    WIDTH: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    a, a_from, bias_ptr, rel_ptr, first, rows, stride_t, zero,
+    WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
-):
+):  # fmt: skip
     """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a), BLOCK_B].
 
     a_from None: a is read from registers, whatever the precision.
@@ -140,23 +130,14 @@ def table_product(
 
 @triton.jit
 def position_logits(
-    rq,  # [BLOCK_M, BLOCK_E]
-    # base: table row of the tile's smallest displacement, at i = 0 and j = BLOCK_N - 1
-    rel_ptr,
-    base,
-    rows,
-    stride_t,
-    zero,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False,
-    rq_from=None,
-    bias_ptr=None,
-):
-    """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
+    rq, rel_ptr, base, rows, stride_t, zero,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False, rq_from=None, bias_ptr=None,
+):  # fmt: skip
+    """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0.
+
+    rq: [BLOCK_M, BLOCK_E]. base: row of the table for the tile's smallest displacement, at i = 0 and j = BLOCK_N - 1.
+    """
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):

@@ -37,15 +37,9 @@ def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def deep_product(
-    a_from,
-    bias_ptr,
-    b_from,
-    zero,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False,
-):
+    a_from, bias_ptr, b_from, zero,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+):  # fmt: skip
     """`product` of the rows a_from, plus a bias, and the rows b_from, read from memory a few columns at a time.
 
     a_from, b_from: (pointer, rows, row_mask, stride); rows outside row_mask are zero. bias_ptr: None or the bias; it is
@@ -91,21 +85,10 @@ def tile_product(x, x_from, bias_ptr, y, y_from, zero, D: tl.constexpr, BLOCK_D:
 
 @triton.jit
 def rows_product(
-    x,
-    x_from,
-    bias_ptr,
-    y,
-    y_ptr,
-    first,
-    rows,
-    stride,
-    zero,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, x_from, bias_ptr, y, y_ptr, first, rows, stride, zero,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
-):
+):  # fmt: skip
     """`product` of x and y, the rows first .. first + BLOCK - 1 at y_ptr; for "tf32x3" by `deep_product`."""
     if PRECISION == "tf32x3":
         y_from = block_from(y_ptr, first, rows, stride, BLOCK)

@@ -59,32 +59,11 @@ def _sum(program, part_ptr, out_ptr, count, groups, size, part_size, shift, BLOC
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def _sums_kernel(
-    part_0,
-    out_0,
-    count_0,
-    groups_0,
-    size_0,
-    part_size_0,
-    shift_0,
-    part_1,
-    out_1,
-    count_1,
-    groups_1,
-    size_1,
-    part_size_1,
-    shift_1,
-    part_2,
-    out_2,
-    count_2,
-    groups_2,
-    size_2,
-    part_size_2,
-    shift_2,
-    BLOCK_P_0: tl.constexpr,
-    BLOCK_P_1: tl.constexpr,
-    BLOCK_P_2: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    part_0, out_0, count_0, groups_0, size_0, part_size_0, shift_0,
+    part_1, out_1, count_1, groups_1, size_1, part_size_1, shift_1,
+    part_2, out_2, count_2, groups_2, size_2, part_size_2, shift_2,
+    BLOCK_P_0: tl.constexpr, BLOCK_P_1: tl.constexpr, BLOCK_P_2: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Up to three sums, one after the other in the grid. Those that are absent have no pointers."""
     program = tl.program_id(0)
     program = _sum(program, part_0, out_0, count_0, groups_0, size_0, part_size_0, shift_0, BLOCK_P_0, TILE)

@@ -58,18 +58,10 @@ def _stored(c0, zero, BAND_KEYS: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _band_block(
-    c0,
-    source,
-    position_at,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BAND_KEYS: tl.constexpr,
-    EVEN_BAND: tl.constexpr,
-    INNER: tl.constexpr,
-    OTHER: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    c0, source, position_at,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BAND_KEYS: tl.constexpr, EVEN_BAND: tl.constexpr,
+    INNER: tl.constexpr, OTHER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_M]: logits of BLOCK_M columns of a band, from c0 on; OTHER without a key.
 
     source: the relative query and its address, the table's address, its row for column 0, its number of rows and their
@@ -114,19 +106,10 @@ def _decoded(stored, span):
 
 @triton.jit
 def _write_logits(
-    band_at,
-    spread,
-    c0,
-    source,
-    position_at,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BAND_KEYS: tl.constexpr,
-    EVEN_BAND: tl.constexpr,
-    INNER: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    band_at, spread, c0, source, position_at,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BAND_KEYS: tl.constexpr, EVEN_BAND: tl.constexpr,
+    INNER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Write BLOCK_M columns of a band, from c0 on. spread: the largest finite logit of each row, and its distance from
     the smallest one.
     """
@@ -486,33 +469,11 @@ def _cca_backward_key_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_table_kernel(
-    q_ptr,
-    rq_ptr,
-    position_ptr,
-    batch_start_ptr,
-    band_ptr,
-    part_ptr,
-    stride_q,
-    stride_rq,
-    stride_p,
-    stride_batch_start,
-    N,
-    M,
-    H,
-    L,
-    query_start,
-    first_chunk,
-    chunks,
-    blocks,
-    items,
-    items_per_split,
-    scale: tl.float32,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BAND_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_ptr, rq_ptr, position_ptr, batch_start_ptr, band_ptr, part_ptr,
+    stride_q, stride_rq, stride_p, stride_batch_start,
+    N, M, H, L, query_start, first_chunk, chunks, blocks, items, items_per_split, scale: tl.float32,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, BAND_KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """BLOCK_M rows of one head's dR, summed over one split's items.
 
     Row x of the partial sums [splits, H, rows, E] belongs to displacement x + 1 - BAND_KEYS.

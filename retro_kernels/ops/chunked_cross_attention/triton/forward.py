@@ -83,21 +83,9 @@ def _cca_forward_kernel(
             zero = opaque_zero(j0)
             base = start - first_row - j0 - (BLOCK_N - 1) - rel_start
             position = position_logits(  # [BLOCK_M, BLOCK_N]
-                rq,
-                rel_base,
-                base,
-                T,
-                stride_r.t,
-                zero,
-                E,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_E,
-                PRECISION,
-                False,
-                rq_from,
-                position_at,
-            )
+                rq, rel_base, base, T, stride_r.t, zero,
+                E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at,
+            )  # fmt: skip
         for a in range(first_neighbour, last_neighbour):
             again = opaque_zero(a)  # pointers are recomputed for each neighbour and take no registers
             j = j0 + again + tl.arange(0, BLOCK_N)

@@ -99,25 +99,11 @@ def _chunk_decay(decay, chunk_len):
 
 @triton.jit(do_not_specialize=SIZES)
 def _leaky_ends_kernel(
-    x_ptr,
-    decay_ptr,
-    segment_ptr,
-    ends_ptr,
-    unbroken_ptr,
-    stride_x,
-    stride_decay,
-    stride_s,
-    N,
-    H,
-    column_blocks,
-    chunk_len,
-    chunks,
-    D: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    REVERSE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    x_ptr, decay_ptr, segment_ptr, ends_ptr, unbroken_ptr,
+    stride_x, stride_decay, stride_s,
+    N, H, column_blocks, chunk_len, chunks,
+    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero.
 
     unbroken [B, chunks, H * column_blocks] int32: whether the state before a chunk reaches its end, because no segment
@@ -149,32 +135,11 @@ def _leaky_ends_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _leaky_scan_kernel(
-    x_ptr,
-    decay_ptr,
-    initial_ptr,
-    segment_ptr,
-    ends_ptr,
-    unbroken_ptr,
-    y_ptr,
-    past_ptr,
-    dinitial_ptr,
-    ddecay_ptr,
-    stride_x,
-    stride_decay,
-    stride_s,
-    stride_i,
-    stride_p,
-    N,
-    H,
-    column_blocks,
-    chunk_len,
-    chunks,
-    D: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    REVERSE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    x_ptr, decay_ptr, initial_ptr, segment_ptr, ends_ptr, unbroken_ptr, y_ptr, past_ptr, dinitial_ptr, ddecay_ptr,
+    stride_x, stride_decay, stride_s, stride_i, stride_p,
+    N, H, column_blocks, chunk_len, chunks,
+    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """One chunk of time of one block of columns. y [B,N,H,D] is contiguous, or None where it is not wanted.
 
     REVERSE only: past is the forward pass's y; ddecay [B, chunks, H, column_blocks] gets the sum of g_t * y_{t-1};

@@ -18,17 +18,11 @@ def _load(x_ptr, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit(do_not_specialize=("H", "parts"))
 def _merge_attention_forward_kernel(
-    outs_ptr,
-    lses_ptr,
-    out_ptr,
-    lse_ptr,
-    stride_x,
-    stride_l,
-    H,
-    parts,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    outs_ptr, lses_ptr, out_ptr, lse_ptr,
+    stride_x, stride_l,
+    H, parts,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     n, head = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
     lses_at = lses_ptr + batch * stride_l.b + head * stride_l.h + n * stride_l.n
@@ -55,22 +49,11 @@ def _merge_attention_forward_kernel(
 
 @triton.jit(do_not_specialize=("H", "parts"))
 def _merge_attention_backward_kernel(
-    outs_ptr,
-    lses_ptr,
-    lse_ptr,
-    dout_ptr,
-    dlse_ptr,
-    douts_ptr,
-    dlses_ptr,
-    stride_x,
-    stride_l,
-    stride_do,
-    stride_dl,
-    H,
-    parts,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    outs_ptr, lses_ptr, lse_ptr, dout_ptr, dlse_ptr, douts_ptr, dlses_ptr,
+    stride_x, stride_l, stride_do, stride_dl,
+    H, parts,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """d out_p = w_p d out, d lse_p = w_p (d out . out_p - sum_r w_r d out . out_r + d lse).
 
     w_p is exp(lse_p - lse) divided by the sum over the parts, because the rounding error of a large lse is a factor of

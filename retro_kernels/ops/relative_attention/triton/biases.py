@@ -32,24 +32,11 @@ def _add(x_ptr, bias_ptr, out_ptr, rows, sizes, stride_x, stride_bias, WIDTH: tl
 
 @triton.jit(do_not_specialize=("N", "H"))
 def _relative_biases_kernel(
-    q_ptr,
-    rq_ptr,
-    content_ptr,
-    position_ptr,
-    query_ptr,
-    rel_query_ptr,
-    stride_q,
-    stride_rq,
-    stride_c,
-    stride_p,
-    N,
-    H,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+    q_ptr, rq_ptr, content_ptr, position_ptr, query_ptr, rel_query_ptr,
+    stride_q, stride_rq, stride_c, stride_p,
+    N, H,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
     """One (query block, head) and batch: query = q + content bias, rel_query = rq + position bias, where given."""
     head, batch = (tl.program_id(0) % H).to(tl.int64), tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) // H * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -15,21 +15,11 @@ from ....triton_lib.products import opaque_zero
 
 @triton.jit(do_not_specialize=("N", "H"))
 def _relative_delta_kernel(
-    out_ptr,
-    do_ptr,
-    lse_ptr,
-    dlse_ptr,
-    delta_ptr,
-    stride_o,
-    stride_do,
-    stride_dl,
-    N,
-    H,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    out_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr,
+    stride_o, stride_do, stride_dl,
+    N, H,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """delta [B,H,N] of BLOCK_M queries; 0 for a query that sees nothing."""
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     head64 = head.to(tl.int64)

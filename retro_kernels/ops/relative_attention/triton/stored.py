@@ -79,16 +79,9 @@ def store_tile(slab_ptr, item, tile, j0, stride_tile, ring, BLOCK_M: tl.constexp
 
 @triton.jit
 def stored_keys(
-    i,
-    row,
-    row_mask,
-    limits,
-    span_at,
-    QUERY_BLOCK: tl.constexpr,
-    KEY_BLOCK: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
+    i, row, row_mask, limits, span_at,
+    QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
     """[low, high) of the keys that are stored for each query, in whole tiles.
 
     row: index of the query in the slab. limits: S, offset, gap and window of `row_limits`.
@@ -106,18 +99,10 @@ def stored_keys(
 
 @triton.jit
 def joined(
-    start,
-    nearest,
-    limits,
-    span_at,
-    count,
-    BLOCK_N: tl.constexpr,
-    QUERY_BLOCK: tl.constexpr,
-    SKEWED: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
+    start, nearest, limits, span_at, count,
+    BLOCK_N: tl.constexpr, QUERY_BLOCK: tl.constexpr, SKEWED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK: tl.constexpr = 128,
-):
+):  # fmt: skip
     """[first, last) of the slab's query blocks that see one of the BLOCK_N keys from `nearest` on; SKEWED: the keys of
     query i begin at nearest + i.
 

@@ -140,17 +140,10 @@ def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, 
 
 @triton.jit
 def skewed_block(
-    source,
-    bias_ptr,
-    first,
-    zero,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
+    source, bias_ptr, first, zero,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
-):
+):  # fmt: skip
     """`table_product` of one block of the band, permuted by `reverse_skew`.
 
     source: the relative query, its address, and the address, the number of rows and the row stride of the table.

@@ -29,25 +29,11 @@ def _table_rows(base, t, T, stride_t, E: tl.constexpr, BLOCK_E: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def _logits_forward_kernel(
-    q_ptr,
-    rel_ptr,
-    position_ptr,
-    out_ptr,
-    stride_q,
-    stride_r,
-    stride_p,
-    N,
-    S,
-    T,
-    H,
-    shift,
-    blocks,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_ptr, rel_ptr, position_ptr, out_ptr,
+    stride_q, stride_r, stride_p,
+    N, S, T, H, shift, blocks,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """One parallelogram of the contiguous out [B,H,N,S]; keys ascend along its columns."""
     first = (tl.program_id(0) // blocks) * BLOCK_M
     block = tl.program_id(0) % blocks
@@ -67,24 +53,11 @@ def _logits_forward_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _logits_query_kernel(
-    grad_ptr,
-    rel_ptr,
-    dq_ptr,
-    bias_ptr,
-    stride_d,
-    stride_r,
-    N,
-    S,
-    T,
-    H,
-    shift,
-    blocks,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    grad_ptr, rel_ptr, dq_ptr, bias_ptr,
+    stride_d, stride_r,
+    N, S, T, H, shift, blocks,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """dq [B,N,H,E] of BLOCK_M queries, and their sum, bias [B, ceil(N/BLOCK_M), H, E] float32."""
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head64 = head.to(tl.int64)
@@ -114,26 +87,11 @@ def _logits_query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _logits_table_kernel(
-    grad_ptr,
-    q_ptr,
-    position_ptr,
-    drel_ptr,
-    stride_d,
-    stride_q,
-    stride_p,
-    N,
-    S,
-    T,
-    shift,
-    items,
-    items_per_split,
-    heads_per_table,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    grad_ptr, q_ptr, position_ptr, drel_ptr,
+    stride_d, stride_q, stride_p,
+    N, S, T, shift, items, items_per_split, heads_per_table,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """drel [splits, tables, T, E] float32: BLOCK_N rows of a table, summed over a split of its (batch, head) items."""
     first = tl.program_id(0) * BLOCK_N
     table, split = tl.program_id(1), tl.program_id(2)

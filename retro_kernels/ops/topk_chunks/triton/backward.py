@@ -8,21 +8,12 @@ import triton.language as tl
 
 @triton.jit
 def _topk_chunks_dquery_kernel(
-    grad_ptr,  # [B*Q,k] float32
-    indices_ptr,  # [B*Q,k] int64
-    query_ptr,
-    key_ptr,
-    dquery_ptr,  # [B*Q,D] in the query's type
-    stride_q,
-    stride_k,
-    Q,
-    S,
-    D,
-    k,
-    IS_L2: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    grad_ptr, indices_ptr, query_ptr, key_ptr, dquery_ptr,
+    stride_q, stride_k,
+    Q, S, D, k,
+    IS_L2: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dquery [B*Q,D] in the query's type, from grad [B*Q,k] float32 and indices [B*Q,k] int64."""
     row = tl.program_id(0).to(tl.int64)
     batch = row // Q
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -50,24 +41,16 @@ def _topk_chunks_dquery_kernel(
 
 @triton.jit
 def _topk_chunks_dkey_kernel(
-    grad_ptr,  # [B*Q*k] float32
-    target_ptr,  # [B*Q*k] int64, sorted: key row b*S + j of each chosen slot; KEYS for a slot that chose none
-    slot_ptr,  # [B*Q*k] int64: where in `grad` the sorted entry came from
-    query_ptr,
-    key_ptr,
-    dkey_ptr,  # [KEYS,D] in the key's type, zeroed
-    stride_q,
-    stride_k,
-    count,  # B*Q*k
-    keys,  # rows of dkey
-    Q,
-    S,
-    D,
-    k,
-    IS_L2: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    grad_ptr, target_ptr, slot_ptr, query_ptr, key_ptr, dkey_ptr,
+    stride_q, stride_k,
+    count, keys, Q, S, D, k,
+    IS_L2: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dkey [keys,D] in the key's type, which holds zeros before, from grad [count] float32.
+
+    target [count] int64, sorted: the key row b*S + j of each chosen slot, and `keys` for a slot that chose none. slot
+    [count] int64: where in grad the entry came from. count: B*Q*k.
+    """
     # one program for each sorted entry; it returns at once unless it starts a run of equal targets
     first = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + first)

@@ -24,18 +24,10 @@ def _square_norm(rows_ptr, rows_ok, D, BLOCK_Q: tl.constexpr, BLOCK_D: tl.conste
 
 @triton.jit
 def _products(
-    query_rows,
-    q_ok,
-    key_rows,
-    s_ok,
-    D,
-    NORMS: tl.constexpr,
-    EVEN_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    query_rows, q_ok, key_rows, s_ok, D,
+    NORMS: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """q·k [BLOCK_Q, BLOCK_S] and, for NORMS, k·k [BLOCK_S]."""
     acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
     key_norm = tl.zeros([BLOCK_S], tl.float32)
@@ -75,39 +67,18 @@ def _squared_differences(
 
 @triton.jit(do_not_specialize=SIZES)
 def _topk_chunks_scan_kernel(
-    query_ptr,
-    key_ptr,
-    query_doc_ptr,
-    key_doc_ptr,
-    key_mask_ptr,
-    scores_ptr,  # [B*Q,k] float32, used where SPLIT is False
-    indices_ptr,  # [B*Q,k] int64, used where SPLIT is False
-    partial_ptr,  # [B*Q,splits,k] packed int64, used where SPLIT is True
-    stride_q,
-    stride_k,
-    stride_qd,
-    stride_kd,
-    stride_m,
-    Q,
-    S,
-    D,
-    k,
-    causal_shift,  # key j is a candidate of query i where j <= i + causal_shift
-    splits,
-    split_len,  # keys a split, a multiple of BLOCK_S
-    IS_L2: tl.constexpr,
-    DIRECT: tl.constexpr,  # l2 by squared differences, not by norms and products
-    HAS_CAUSAL: tl.constexpr,
-    HAS_DOC: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    EVEN_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    query_ptr, key_ptr, query_doc_ptr, key_doc_ptr, key_mask_ptr, scores_ptr, indices_ptr, partial_ptr,
+    stride_q, stride_k, stride_qd, stride_kd, stride_m,
+    Q, S, D, k, causal_shift, splits, split_len,
+    IS_L2: tl.constexpr, DIRECT: tl.constexpr, HAS_CAUSAL: tl.constexpr, HAS_DOC: tl.constexpr, HAS_MASK: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """scores [B*Q,k] float32 and indices [B*Q,k] int64; if SPLIT, partial [B*Q,splits,k] packed int64 instead.
+
+    Key j is a candidate of query i where j <= i + causal_shift. split_len: keys per split, a multiple of BLOCK_S.
+    DIRECT: l2 by squared differences, not by norms and products.
+    """
     # neighbouring programs scan the same keys for different queries, so all but the first read them from L2
     program = tl.program_id(0)
     q_blocks = tl.cdiv(Q, BLOCK_Q)
