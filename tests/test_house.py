@@ -58,7 +58,7 @@ BACKENDS = ("triton", "cuda", "cpu", "reference")
 LIBRARIES = ("triton_lib", "cpu_lib", "reference_lib")
 #: parts of retro_model that load nothing optional
 LIGHT = ("retro", "retrofit", "layers", "generation", "training", "evaluation")
-MOST_ARGUMENTS = 28  # arguments that the formatter puts one a line; attentions have functions with more, in rows
+MOST_ARGUMENTS = 7  # arguments that the formatter puts one a line; functions of Triton kernels have more, in rows
 ATTENTIONS = ("relative_attention", "chunked_cross_attention")
 #: operations of their kernels that make a tile
 TILE_OPERATIONS = (

@@ -92,11 +92,6 @@ def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -
                 yield op, case
 
 
-def source(launch, target: Target):
-    """Return (ASTSource, options) exactly as a launch of these arguments on the target builds them."""
-    return triton_private.source(launch, target)
-
-
 def compile_case(op: str, case: CompileCase, target: Target, keep: Path | None = None) -> Resources:
     """Compile one launch and read its resources. keep: folder for the cubin, or for AMD's assembly."""
     launch, asm = case.launch, (compiled := triton_private.compiled(case.launch, target)).asm
@@ -174,7 +169,7 @@ def _module(op: str):
 
 
 def _key(case: CompileCase, target: Target):
-    src, options = source(case.launch, target)
+    src, options = triton_private.source(case.launch, target)
     return case.launch.name, src.hash(), str(sorted(options.__dict__.items(), key=str))
 
 

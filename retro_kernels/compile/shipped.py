@@ -18,6 +18,7 @@ import stat
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
 from . import triton_private
 
@@ -52,15 +53,8 @@ def export(folder: Path, arches: Iterable[int | str], only: str | None = None, j
     from . import aot
 
     folder.mkdir(parents=True, exist_ok=True)
-    held = os.environ.get("TRITON_CACHE_DIR")
-    os.environ["TRITON_CACHE_DIR"] = str(folder.resolve())
-    try:
+    with mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(folder.resolve())):
         count = sum(1 for _ in aot.compile_each(arches, only, jobs=jobs))
-    finally:
-        if held is None:
-            del os.environ["TRITON_CACHE_DIR"]
-        else:
-            os.environ["TRITON_CACHE_DIR"] = held
     (folder / MANIFEST).write_text(json.dumps(identity(), indent=1))
     return count
 

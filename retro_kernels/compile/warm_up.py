@@ -12,15 +12,12 @@ from pathlib import Path
 
 import torch
 
-from ..core import private
 from . import shipped, triton_private
 
 _WORK = f"from {__name__} import compile_share; compile_share()"
 
 
-def warm_up(
-    *calls: Callable[[], object] | tuple, jobs: int | None = None, cache: str | os.PathLike | None = None
-) -> int:
+def warm_up(*calls: Callable[[], object], jobs: int | None = None, cache: str | os.PathLike | None = None) -> int:
     """Compile the Triton kernels that `calls` launch, in parallel processes, into Triton's cache on disk.
 
     Each call is made once without its launches: outputs and gradients of the Triton backend are zeros, everything else
@@ -28,14 +25,12 @@ def warm_up(
     of the shapes and types to come:
 
         rk.warm_up(lambda: torch.autograd.grad(loss(model(tokens), targets), list(model.parameters())))
-        rk.warm_up((model, tokens))  # the same for a model and its inputs; without gradients in evaluation mode
 
         # compiled on another machine: python -m retro_kernels.compile.aot --arch 90 --cache kernels
         rk.warm_up(cache="kernels")
 
     Args:
-        calls: functions of no arguments, or tuples of a module and its arguments. The module's floating outputs are
-            differentiated by its parameters, unless it is in evaluation mode.
+        calls: functions of no arguments.
         jobs: number of processes; default: one for each core.
         cache: folder of compiled kernels, made with the same versions of triton, Python and this package, that is
             copied into this machine's cache first. The GPU will run its code: take only folders that you trust. Shared
@@ -49,7 +44,6 @@ def warm_up(
         TypeError: a call is not callable. ValueError: `cache` is not such a folder, or was made with other versions.
             RuntimeError: a kernel does not compile; the message ends with the compiler's last line.
     """
-    calls = [_pass(*call) if isinstance(call, tuple) and call else call for call in calls]
     for call in calls:
         if not callable(call):
             raise TypeError(f"calls: expected functions of no arguments; got {type(call).__name__}")
@@ -76,22 +70,6 @@ def warm_up(
     if failed:
         raise RuntimeError(f"a kernel does not compile: {failed[0]}")
     return len(wanted)
-
-
-def _pass(module, *arguments) -> Callable[[], object]:
-    """Return a function that runs a forward pass of the module and, in training mode, a backward pass."""
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"calls: expected a torch.nn.Module first in a tuple; got {type(module).__name__}")
-
-    def run() -> None:
-        with torch.set_grad_enabled(module.training):
-            outputs = private.tree_leaves(module(*arguments))
-        sums = [x.float().sum() for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
-        if sums:
-            parameters = [p for p in module.parameters() if p.requires_grad]
-            torch.autograd.grad(torch.stack(sums).sum(), parameters, allow_unused=True)
-
-    return run
 
 
 def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:

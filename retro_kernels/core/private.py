@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
-from torch.utils._pytree import tree_leaves
 
-__all__ = ["dispatch_modes", "tree_leaves"]
+__all__ = ["dispatch_modes"]
 
 _interpreter = torch._C._functorch.peek_interpreter_stack
 #: whether `is_grads_batched` made a tensor

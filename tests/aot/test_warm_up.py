@@ -40,33 +40,9 @@ def test_nothing_is_left_to_compile(tmp_path, monkeypatch, arch, kind):
         assert heard and sorted(Path(tmp_path).rglob(f"*.{kind}")) == compiled
 
 
-class Average(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.decay = torch.nn.Parameter(torch.tensor([0.5, 0.9], dtype=torch.bfloat16))
-
-    def forward(self, x):
-        return {"average": rk.leaky_average(x, self.decay, backend="triton")}
-
-
-def test_a_model_and_its_inputs(tmp_path, monkeypatch):
-    """The backward pass is compiled in training alone; the parameters keep no gradients."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    heard, model, x = [], Average(), torch.randn(1, 8, 2, 16).bfloat16()
-    with stub.device(90, heard.append):
-        forward = rk.warm_up((model.eval(), x), jobs=1)
-        both = rk.warm_up((model.train(), x), jobs=1)
-        assert not heard and 0 < forward < both and model.decay.grad is None
-        compiled = sorted(Path(tmp_path).rglob("*.cubin"))
-        model(x)["average"].sum().backward()
-        assert heard and sorted(Path(tmp_path).rglob("*.cubin")) == compiled
-
-
 def test_what_is_no_call_is_refused_and_no_triton_is_no_work():
     with pytest.raises(TypeError, match="calls: expected functions"):
         rk.warm_up(3)
-    with pytest.raises(TypeError, match=r"calls: expected a torch\.nn\.Module first"):
-        rk.warm_up((3, 4))
     with pytest.raises(ValueError, match="jobs: expected"):
         rk.warm_up(jobs=0)
     if not torch.cuda.is_available():

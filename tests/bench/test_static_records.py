@@ -14,7 +14,7 @@ from retro_bench.commands.estimate import interval
 from retro_bench.records import record
 from retro_bench.report import terminal
 from retro_bench.static import entry, fingerprint, regressions, triton_kernels
-from retro_kernels.compile import aot
+from retro_kernels.compile import aot, triton_private
 from retro_kernels.compile.target import AMD, KNOWN, NVIDIA
 from tests.bench.helpers import static_record
 from tests.conftest import INTERPRETER
@@ -119,7 +119,7 @@ def test_blocks_per_sm(registers, shared, warps, blocks):
 def test_a_fingerprint_is_the_same_wherever_triton_lies():
     pytest.importorskip("triton")
     _, case = next(aot.cases(KNOWN[90]))
-    source, options = aot.source(case.launch, KNOWN[90])
+    source, options = triton_private.source(case.launch, KNOWN[90])
     moved = dataclasses.replace(options, extern_libs=(("libdevice", "elsewhere/libdevice.10.bc"),))
     deeper = dataclasses.replace(options, num_stages=options.num_stages + 1)
     one, same, other = (fingerprint.of_launch(source, each) for each in (options, moved, deeper))

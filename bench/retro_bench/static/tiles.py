@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from ptx_emulator import EmulationError, PtxError
 from ptx_emulator.estimate import Machine, estimate, static_record
-from retro_kernels.compile import aot
+from retro_kernels.compile import aot, triton_private
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.compile.tiles import watched
 
@@ -66,7 +66,7 @@ def judged(row: dict, launches: list, machine: Machine, base: bool = False) -> T
     total = 0.0
     for launch in launches:
         try:
-            same = launch.name, launch.grid, aot.source(launch, KNOWN[machine.arch])[0].hash()
+            same = launch.name, launch.grid, triton_private.source(launch, KNOWN[machine.arch])[0].hash()
             if same in known:
                 total += known[same]
                 continue

@@ -16,7 +16,7 @@ import torch
 from ptx_emulator import EmulationError, PtxError, gpu
 from ptx_emulator import counters as emulated
 from ptx_emulator.estimate import machine_code
-from retro_kernels.compile import aot
+from retro_kernels.compile import aot, triton_private
 from retro_kernels.compile.target import KNOWN, Target
 
 from .. import ops
@@ -75,7 +75,7 @@ def launches(arches: list[int | str], parts: tuple[str, ...] | None) -> list[Com
             if (count := seen[*place]) > 1:
                 name += f"#{count}"
             wanted = entry.selected(entry.identity(op, backend, name, dtype), parts)
-            mark = fingerprint.of_launch(*aot.source(launch, KNOWN[arch])) if wanted else None
+            mark = fingerprint.of_launch(*triton_private.source(launch, KNOWN[arch])) if wanted else None
             every.append(CompiledCase(op, backend, name, dtype, arch, launch, values, foreign, mark))
     return every
 

@@ -54,10 +54,8 @@ def _cca_forward_kernel(
     if rel_ptr is not None:
         rq, rq_base, rq_stride = q, q_base, stride_q.n
         if rq_ptr is not None:
-            rq_base, rq_stride = (
-                rq_ptr + batch * stride_rq.b + start64 * stride_rq.n + head64 * stride_rq.h,
-                stride_rq.n,
-            )
+            rq_base = rq_ptr + batch * stride_rq.b + start64 * stride_rq.n + head64 * stride_rq.h
+            rq_stride = stride_rq.n
             rq = load_rows(rq_base, local, row_mask, rq_stride, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         position_at = position_ptr + head64 * stride_p.h if position_ptr is not None else None
         rq = add_bias(rq, position_at, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]

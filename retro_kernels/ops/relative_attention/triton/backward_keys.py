@@ -38,10 +38,8 @@ def _relative_keys_kernel(
     query_segment_at = query_segment_ptr + batch * stride_query_segment.b if query_segment_ptr is not None else None
     segment_at = key_segment_ptr + batch * stride_key_segment.b if key_segment_ptr is not None else None
     seen = seen_keys(j, S, mask_at, stride_m.s)
-    k_base, v_base = (
-        k_ptr + batch * stride_k.b + group64 * stride_k.g,
-        v_ptr + batch * stride_v.b + group64 * stride_v.g,
-    )
+    k_base = k_ptr + batch * stride_k.b + group64 * stride_k.g
+    v_base = v_ptr + batch * stride_v.b + group64 * stride_v.g
     k = load_keys(k_base, j.to(tl.int64), seen, stride_k.s, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
     v = load_keys(v_base, j.to(tl.int64), seen, stride_v.s, D, BLOCK_D, True)
 

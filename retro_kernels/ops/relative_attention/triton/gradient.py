@@ -25,10 +25,8 @@ def _relative_delta_kernel(
     head64 = head.to(tl.int64)
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     row_mask = i < N
-    out_base, do_base = (
-        out_ptr + batch * stride_o.b + head64 * stride_o.h,
-        do_ptr + batch * stride_do.b + head64 * stride_do.h,
-    )
+    out_base = out_ptr + batch * stride_o.b + head64 * stride_o.h
+    do_base = do_ptr + batch * stride_do.b + head64 * stride_do.h
     out = load_rows(out_base, i.to(tl.int64), row_mask, stride_o.n, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_do.n, D, BLOCK_D)
     out_from, do_from = (out_base, i, row_mask, stride_o.n), (do_base, i, row_mask, stride_do.n)
@@ -36,11 +34,8 @@ def _relative_delta_kernel(
     # [BLOCK_M], summed in the order of dP
     delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)
     if dlse_ptr is not None:
-        delta -= tl.load(
-            dlse_ptr + batch * stride_dl.b + head64 * stride_dl.h + i.to(tl.int64) * stride_dl.n,
-            mask=row_mask,
-            other=0.0,
-        )
+        dlse_at = dlse_ptr + batch * stride_dl.b + head64 * stride_dl.h + i.to(tl.int64) * stride_dl.n
+        delta -= tl.load(dlse_at, mask=row_mask, other=0.0)
     at = (batch * H + head) * N + i
     lse = tl.load(lse_ptr + at, mask=row_mask, other=0.0)
     tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=row_mask)

@@ -142,16 +142,11 @@ def _topk_chunks_scan_kernel(
 
 @triton.jit
 def _topk_chunks_merge_kernel(
-    partial_ptr,  # [rows,count] packed int64
-    scores_ptr,  # [rows,k]
-    indices_ptr,  # [rows,k]
-    rows,
-    count,  # candidates a row
-    k,
-    SLOTS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    partial_ptr, scores_ptr, indices_ptr,
+    rows, count, k,
+    SLOTS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """scores and indices [rows,k] of the best of `count` candidates a row, partial [rows,count] packed int64."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     row_ok = row < rows
     best = empty_list(k, BLOCK_Q, SLOTS)
