@@ -1,4 +1,4 @@
-"""Progress bars on standard error, by rich: over training steps and scored documents."""
+"""Progress bars on standard error, by tqdm: over training steps and scored documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-SECONDS_A_LINE = 10.0  # between two lines, where standard error is a file
+SECONDS_IN_A_FILE = 10.0  # between two bars, where standard error is a file
 #: Control characters but line ends and tabs, and characters that change the order of the text around them.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -32,17 +32,17 @@ def training(title: str, steps: int) -> Iterator[Callable[[int, dict], None]]:
 
     The bar shows the smoothed loss, tokens a second and the time left.
     """
-    with _bar() as bar:
-        task = bar.add_task(title, total=steps, note="")
-        smooth = None
+    with _bar(title, steps) as bar:
+        smooth, tokens, began = None, 0, time.perf_counter()
 
         def report(step: int, results: dict) -> None:
-            nonlocal smooth
+            nonlocal smooth, tokens
             smooth = results["loss"] if smooth is None else 0.95 * smooth + 0.05 * results["loss"]
-            speed = bar.tasks[task].speed
-            tokens = f", {speed * results['tokens']:,.0f} tokens/s" if speed else ""
+            tokens += results["tokens"]
             waiting = f", {results['waiting']:.0%} waiting for data" if results.get("waiting", 0) > 0.05 else ""
-            bar.update(task, advance=1, note=f"loss {smooth:.3f}{tokens}{waiting}")
+            speed = tokens / (time.perf_counter() - began)
+            bar.set_postfix_str(f"loss {smooth:.3f}, {speed:,.0f} tokens/s{waiting}", refresh=False)
+            bar.update()
 
         yield report
 
@@ -50,44 +50,19 @@ def training(title: str, steps: int) -> Iterator[Callable[[int, dict], None]]:
 @contextlib.contextmanager
 def counting(title: str) -> Iterator[Callable[[int, int], None]]:
     """Context manager: a bar. Yields `report(done, total)`, which `evaluation.score` calls."""
-    with _bar() as bar:
-        task = bar.add_task(title, total=None, note="")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with _bar(title) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report
 
 
-def _bar():
-    """Return a bar of rich, which prints a line every SECONDS_A_LINE where standard error is a file."""
+def _bar(title: str, total: int | None = None):
+    """Return a bar of tqdm, which is rarely drawn again where standard error is a file."""
     try:
-        from rich import console, progress
+        from tqdm import tqdm
     except ImportError as error:
-        raise ImportError("a progress bar needs rich (pip install rich)") from error
-
-    class Lines(progress.Progress):
-        """Progress as lines of text."""
-
-        said = -SECONDS_A_LINE  # time of the last line
-
-        def add_task(self, *args, **options):
-            number = super().add_task(*args, **options)
-            self._line(number)
-            return number
-
-        def update(self, task_id, **options) -> None:
-            super().update(task_id, **options)
-            self._line(task_id)
-
-        def _line(self, number) -> None:
-            task, now = self.tasks[number], time.monotonic()
-            if now - self.said < SECONDS_A_LINE and not task.finished:
-                return
-            self.said = now
-            done = f"{task.completed:,.0f} of {task.total:,.0f}" if task.total else "begins"
-            left = f"{task.time_remaining:.0f} s left" if task.time_remaining else ""
-            parts = ", ".join(part for part in (done, task.fields["note"], left) if part)
-            print(f"{task.description}: {parts}", file=sys.stderr, flush=True)
-
-    error = console.Console(stderr=True)
-    said = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn()
-    times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
-    columns = *said, progress.TextColumn("{task.fields[note]}"), *times
-    return progress.Progress(*columns, console=error) if error.is_terminal else Lines(*columns, disable=True)
+        raise ImportError("a progress bar needs tqdm (pip install tqdm)") from error
+    return tqdm(desc=title, total=total, mininterval=0.1 if sys.stderr.isatty() else SECONDS_IN_A_FILE)
