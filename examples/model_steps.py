@@ -23,7 +23,6 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
-    training.keep_memory()  # as `training.train` does: freed memory stays with the process
     sizes = (options.vocab_size, options.d_model, 4, options.layers)
     slots = 7 * options.d_model // 2  # persistent pairs that give a block the size of a transformer's
     mosaics = MemoryMosaics(MosaicsConfig(*sizes, slots, attention_dropout=0.0, output_dropout=0.0))

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[float, float]]:
         model = make(name, tokenizer.vocab_size, options.context, options.width, options.layers)
         optimizer = training.make_optimizer(model, settings)
         batches = stream(ids, options.context, options.batch)
-        training.train(model, optimizer, batches, settings, keep_memory=True)
+        training.train(model, optimizer, batches, settings)
         within = losses(model, short)
         if name == MOSAICS:
             first = within

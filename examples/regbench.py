@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[float, float]]:
             optimizer, curve = training.make_optimizer(model, settings), []
             for first, stop in itertools.pairwise(stops):
                 model.train()
-                training.train(model, optimizer, batches, settings, start=first, stop=stop, keep_memory=True)
+                training.train(model, optimizer, batches, settings, start=first, stop=stop)
                 curve.append(score(test, predictions(model, test)))
             curves[f"{name}, seed {seed}"], results[name] = curve, curve[-1]
             shown = ", ".join(f"{accuracy:.3f} at {stop}" for stop, (accuracy, _) in zip(stops[1:], curve))

@@ -131,7 +131,7 @@ def fit(config: RetroConfig, corpus: Corpus, starts: np.ndarray, steps: int, win
     batches = itertools.chain(itertools.islice(easy, steps // 2), training.batches(corpus.train, **options))
     settings = training.Settings(steps, max_lr=1e-2, warmup_steps=steps // 10)
     begin, name = time.perf_counter(), "RETRO" if config.retrieves else "baseline"
-    history = training.train(model, training.make_optimizer(model, settings), batches, settings, keep_memory=True)
+    history = training.train(model, training.make_optimizer(model, settings), batches, settings)
     parameters, seconds = sum(p.numel() for p in model.parameters()), time.perf_counter() - begin
     print(f"{name}, {parameters:,} parameters: loss {history[-1]['loss']:.2f} after {steps} steps in {seconds:.0f} s")
     return model

@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
         if step + 1 == options.steps or (options.save_every and (step + 1) % options.save_every == 0):
             checkpoint.save(place, model, optimizer, step=step + 1, position=step + 1)
 
-    training.train(model, optimizer, stream, settings, start=start, report=report, keep_memory=True)
+    training.train(model, optimizer, stream, settings, start=start, report=report)
 
 
 if __name__ == "__main__":

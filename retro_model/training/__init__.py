@@ -12,7 +12,6 @@ The functions take any module: the model itself, or the model in `torch.compile`
     optimiser.py   settings, AdamW, the schedule
     batches.py     chunk rows and their neighbours, an endless stream
     windows.py     the stream as a dataset for DataLoader, Trainer, Lightning
-    malloc.py      malloc keeps freed memory
     processes.py   rank, number of processes, objects sent between them
     step.py        losses, one step, many steps; sharding
     rpt.py         the losses, schedules and step of RPT; adabelief.py: its optimiser
@@ -23,20 +22,10 @@ from retro_model.base.progress import training as progress
 
 from . import checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
-from .malloc import keep_memory
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
 from .step import Predicts, batch_loss, loss, shard, token_losses, train, train_step
 from .windows import WindowDataset, prefetched
 
 __all__ = ["AUTOCAST", "TABLE_10", "Batch", "Predicts", "Settings", "WindowDataset", "batch_loss", "batches"]
-__all__ += [
-    "check_neighbours",
-    "checkpoint",
-    "gather",
-    "keep_memory",
-    "learning_rate",
-    "loss",
-    "make_optimizer",
-    "parameter_groups",
-]
+__all__ += ["check_neighbours", "checkpoint", "gather", "learning_rate", "loss", "make_optimizer", "parameter_groups"]
 __all__ += ["prefetched", "progress", "shard", "token_losses", "train", "train_step", "visible"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from retro_model.base import checks
 from retro_model.layers import NextTokenLoss
 
-from . import malloc, processes
+from . import processes
 from .batches import Batch
 from .optimiser import Settings, by_mesh, learning_rate
 
@@ -184,16 +184,13 @@ def train(
     stop: int | None = None,
     accumulate: int = 1,
     report: Callable[[int, dict], None] | None = None,
-    keep_memory: bool = False,
 ) -> list[dict]:
     """Take the steps from `start` to `stop` (None: settings.steps), each on `accumulate` batches of the stream.
 
-    report: called with step and results after each step. keep_memory: call `training.keep_memory` for a model on a CPU.
+    report: called with step and results after each step.
     Returns: for each step the results of `train_step`, `seconds`, and `waiting`, the stream's share of them.
     """
     checks.integer("accumulate", accumulate, low=1)
-    if keep_memory and next(model.parameters()).device.type == "cpu":
-        malloc.keep_memory()
     history, stream = [], iter(stream)
     for step in range(start, settings.steps if stop is None else stop):
         began = time.perf_counter()

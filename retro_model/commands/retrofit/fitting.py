@@ -69,7 +69,7 @@ def fit(
     stops = {1, *range(SAVED_EVERY, steps, SAVED_EVERY), steps}  # the first step shows that the training runs
     for start, stop in itertools.pairwise([first, *sorted(stop for stop in stops if stop > first)]):
         began = time.process_time()
-        history = training.train(model, optimizer, batches, settings, start=start, stop=stop, keep_memory=True)
+        history = training.train(model, optimizer, batches, settings, start=start, stop=stop)
         done["steps"] = steps
         done["tokens"] += sum(h["tokens"] for h in history)
         done["cpu_seconds"] += time.process_time() - began
