@@ -1,9 +1,7 @@
 """Files that people have: encodings, formats, links, copies and rows that cannot be read, through every command."""
 
-import bz2
 import gzip
 import json
-import lzma
 import os
 import sys
 
@@ -28,31 +26,27 @@ def contents(*where, **options):
     return [document.content for document in read_texts(find_texts(where), **options)]
 
 
-@pytest.mark.parametrize(
-    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le with a mark", "utf-16-be with a mark"]
-)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be with a mark"])
 def test_a_byte_order_mark_gives_the_encoding_and_is_dropped(tmp_path, encoding):
     mark = "\ufeff" if "with" in encoding else ""
     encode = lambda text: (mark + text).encode(encoding.split()[0])  # noqa: E731
     (tmp_path / "a.txt").write_bytes(encode(CAFE))
-    (tmp_path / "b.jsonl").write_bytes(encode(json.dumps({"text": CAFE + "b"}, ensure_ascii=False) + "\n"))
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(encode(CAFE + "c")))
-    assert contents(tmp_path) == [CAFE, CAFE + "b", CAFE + "c"]
+    (tmp_path / "d.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps({"text": CAFE + "d"}).encode() + b"\n")
+    assert contents(tmp_path) == [CAFE, CAFE + "c", CAFE + "d"]
 
 
 @pytest.mark.parametrize(
     "data, message",
     [
-        (CAFE.encode("latin-1"), r"{path}, line 1: expected UTF-8; got the byte 0xe9; convert .*iconv -f ISO-8859-1"),
-        (CAFE.encode("utf-16-le"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-16 .* iconv -f UTF-16LE"),
-        (CAFE.encode("utf-16-be"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-16 .* iconv -f UTF-16BE"),
-        (CAFE.encode("utf-32-le"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-32LE .* iconv -f UTF-32LE"),
-        ("漢字".encode("utf-32-be"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-32BE .* iconv -f UTF-32BE"),
+        (CAFE.encode("latin-1"), r"{path}, line 1: expected UTF-8; got the byte 0xe9; .*iconv -f ISO-8859-1"),
+        ("Haus\n".encode("utf-16-le"), r"{path}: expected text; got NUL bytes, as in .* UTF-16 .*iconv.*-f UTF-16LE"),
         (bytes(64), r"{path}: expected text; got NUL bytes"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(1, 255)), r"{path}: expected text; got NUL bytes"),
-        (b"\xff\xfe\0\xd8", r"{path}, line 1: expected UTF-16, which its byte order mark says; got the byte 0x00"),
+        (b"\xff\xfe\0\xd8", r"{path}: expected UTF-16; got the byte 0x00"),
+        (b"%PDF-1.4\nnothing", r"{path}: expected text; got a PDF; leave it out"),
+        (b"\x01\x02\x03 and a few words", r"{path}: expected text; got 3 control characters; leave it out"),
     ],
-    ids=["latin-1", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "zeros", "binary", "truncated"],
+    ids=["latin-1", "utf-16-le", "zeros", "truncated", "pdf", "binary"],
 )
 def test_a_file_that_is_not_text_is_named_with_its_remedy(tmp_path, data, message):
     path = tmp_path / "old.txt"
@@ -66,16 +60,6 @@ def test_a_file_that_is_not_text_is_named_with_its_remedy(tmp_path, data, messag
     assert len(said) == 1 and str(path) in said[0]
     with pytest.raises(ValueError, match="texts: expected files that can be read"):
         left_out.report(said.append, strict=True)
-
-
-@pytest.mark.parametrize(
-    "suffix, module, program", [(".gz", gzip, "gzip"), (".BZ2", bz2, "bzip2"), (".xz", lzma, "xz")]
-)
-def test_the_remedy_of_a_compressed_file_decompresses_it(tmp_path, suffix, module, program):
-    path = tmp_path / f"old.txt{suffix}"
-    path.write_bytes(module.compress(CAFE.encode("latin-1")))
-    with pytest.raises(ValueError, match=rf"example: {program} -dc {path} \| iconv -f ISO-8859-1 -t UTF-8 > NEW_FILE"):
-        contents(path)
 
 
 def test_suffixes_of_any_case_say_what_a_file_holds(tmp_path):
@@ -95,19 +79,17 @@ def test_suffixes_of_any_case_say_what_a_file_holds(tmp_path):
     assert left_out.others == {".html": 1} and not left_out.unreadable
     said = []
     left_out.report(said.append)
-    assert said == ["files of other kinds, not read (1): .html (1); convert HTML first, as with pandoc -t plain"]
-    for name, value in (("i.json", [{"text": "i"}, {"text": "i2"}]), ("j.json", {"text": "j"})):
-        (tmp_path / name).write_text(json.dumps(value, indent=1))
-        assert contents(tmp_path / name) == [value["text"]] if isinstance(value, dict) else ["i", "i2"]
+    assert said == ["files of other kinds, not read (1): .html (1)"]
     (tmp_path / "k.json").write_text(f"{row('k')}\n{row('k2')}\n")
     assert contents(tmp_path / "k.json") == ["k", "k2"]
+    with pytest.raises(ValueError, match=r"h\.parquet, row 0 has 'text', 'other'"):
+        contents(tmp_path / "h.parquet", text_field="body")
 
 
 def test_a_damaged_archive_or_table_is_named(tmp_path):
     pytest.importorskip("pyarrow")
     whole = gzip.compress(os.urandom(5000).hex().encode())
-    damaged = {"a.txt.gz": whole[:-3000], "b.txt.gz": b"text", "c.txt.xz": b"text", "d.txt.bz2": b"text"}
-    damaged |= {"e.parquet": b"text", "f.parquet.gz": whole}
+    damaged = {"a.txt.gz": whole[:-3000], "b.txt.gz": b"text", "e.parquet": b"text", "f.parquet.gz": whole}
     for name, data in damaged.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=f"{name}: expected a"):
@@ -129,12 +111,12 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(tmp_path):
         "line 3: expected at least one token; got an empty text",
         "line 4: expected text in 'text'; got white space alone",
         "line 5: expected text or token ids in 'text'; got NoneType",
-        "line 6: expected JSON; got Expecting property name enclosed in double quotes at line 1, column 2",
+        "line 6: expected JSON; got a value that cannot be read: Expecting property name enclosed in double quotes",
         "line 7 has 'title'",
         "line 8: expected JSON; got a value that cannot be read: it is nested too deeply",
         "line 9: expected a dict with 'text', a string, or (name, group, content); got int",
         "line 10: expected text or integer token ids; got lists of different lengths",
-        "line 12: expected UTF-8; got the byte 0xe9; convert it",
+        "line 12: expected UTF-8; got the byte 0xe9; leave it out, or convert it",
     ]
     assert len(left_out.unreadable) == len(wanted)
     for message, want in zip(left_out.unreadable, wanted):
@@ -156,21 +138,20 @@ def test_a_file_is_read_once_whatever_links_lead_to_it(tmp_path):
     for name in ("a-link.txt", "zz-link.txt"):  # sorted before and after the file
         (tmp_path / name).symlink_to(real / "a.txt")
     os.link(real / "b.txt", tmp_path / "b-hard.txt")
-    for where in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "**"):
+    for where in (tmp_path, tmp_path / "**" / "*.txt"):
         left_out = LeftOut()
         found = find_texts([where], left_out=left_out)
-        assert sorted(path.name for path in found) in (["a.txt", "b-hard.txt"], ["a.txt", "b.txt"]), where
-        assert real / "a.txt" in found
+        assert sorted(path.name for path in found) == ["a-link.txt", "b-hard.txt", "b.txt"], where
         assert all("self" in message for message in left_out.unreadable)
+        texts = [document.content for document in read_texts(found, left_out=left_out)]
+        assert texts == ["text of a", "text of b"]  # a hard link is a copy
     (tmp_path / "nothing.txt").symlink_to("nowhere")
-    with pytest.raises(ValueError, match=r"nothing\.txt: expected a file that can be read; got No such file"):
-        find_texts([tmp_path / "*.txt"])
-
-
-def test_a_pipe_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(ValueError, match=r"pipe\.txt: expected a regular file; got a device or a pipe"):
-        find_texts([tmp_path])
+    for name in ("nothing", "pipe"):
+        with pytest.raises(
+            ValueError, match=rf"{name}\.txt: expected a regular file; got a broken link, a device or a pip"
+        ):
+            find_texts([tmp_path / f"{name}*"])
 
 
 def test_names_patterns_and_files_left_out(tmp_path):
@@ -269,7 +250,7 @@ def test_a_task_reads_its_file_by_the_same_reader(tmp_path):
 
     rows = [{"text": CAFE, "more": 1}, {"text": "a b"}]
     path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode("utf-16")))
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
     task = tasks.lambada(path)
     found = task["custom_dataset"](**task["metadata"], **task["dataset_kwargs"])["test"]
     assert found["text"] == [CAFE, "a b"] and found["more"] == [1, None]
@@ -331,12 +312,3 @@ def test_without_pypdf_a_pdf_is_refused_by_name(tmp_path, monkeypatch):
     (tmp_path / "letter.pdf").write_bytes(a_pdf("x"))
     with pytest.raises(ValueError, match=r"letter\.pdf: expected pypdf, which reads PDF; .*; pip install pypdf"):
         list(read_texts([tmp_path / "letter.pdf"]))
-
-
-@pytest.mark.parametrize(
-    ("content", "sign"), [(a_pdf("x"), "a PDF"), (b"\x01\x02\x03 and a few words", "3 control characters")]
-)
-def test_a_binary_file_under_another_suffix_is_refused_by_name(tmp_path, content, sign):
-    (tmp_path / "scan.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"scan\.txt: expected text; got {sign}; leave it out"):
-        list(read_texts([tmp_path / "scan.txt"]))
