@@ -1,7 +1,7 @@
 """Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, Jaccard similarity, BM25.
 
-Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL. `threads` is the number of threads
-(None: torch's), which does not change a result.
+Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL, in as many threads as torch. Their
+number does not change a result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ABI = 1  # version of the bindings' signatures, equal to `abi` in csrc/text/bind
 NO_TOKEN = -1  # stands for a masked token; equals no token of a chunk
 
 
-def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None) -> np.ndarray:
+def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None) -> np.ndarray:
     """Return, for every token of a chunk, the length of the longest run from it that occurs in one of its sources.
 
     The paper's tables of samples colour the tokens of chunk C_u by this length against the retrieved RET(C_{u-1}).
@@ -46,13 +46,11 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
         mask = source_mask if source_mask.ndim == 3 else source_mask[..., None]
         sources = np.where(mask, sources, np.int32(NO_TOKEN))
     out = np.empty((n, width), np.int32)
-    native().prefixes(chunks, lengths, np.ascontiguousarray(sources), out, _threads(threads))
+    native().prefixes(chunks, lengths, np.ascontiguousarray(sources), out, torch.get_num_threads())
     return out
 
 
-def longest_common_substrings(
-    chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None
-) -> np.ndarray:
+def longest_common_substrings(chunks, sources, *, lengths=None, source_mask=None) -> np.ndarray:
     """Return s of the leakage measure r(C) = s/m: the longest run of tokens shared by a chunk and one of its sources.
 
         >>> longest_common_substrings([[1, 2, 3, 9]], [[[2, 3, 1], [1, 2, 3]]])
@@ -63,13 +61,11 @@ def longest_common_substrings(
     Returns: int64 [n], from 0 to M.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.6.
     """
-    prefixes = common_prefix_lengths(chunks, sources, lengths=lengths, source_mask=source_mask, threads=threads)
+    prefixes = common_prefix_lengths(chunks, sources, lengths=lengths, source_mask=source_mask)
     return prefixes.max(axis=1, initial=0).astype(np.int64)
 
 
-def minhash_signatures(
-    tokens, offsets, num_permutations: int = 128, *, ngram: int = 13, seed: int = 0, threads: int | None = None
-) -> np.ndarray:
+def minhash_signatures(tokens, offsets, num_permutations: int = 128, *, ngram: int = 13, seed: int = 0) -> np.ndarray:
     """Return MinHash signatures. Two documents agree in a column with probability equal to their Jaccard similarity.
 
     A document shorter than `ngram` is a single n-gram. The columns of an empty document hold 2**32 - 1.
@@ -86,11 +82,11 @@ def minhash_signatures(
     tokens, offsets = _documents(tokens, offsets)
     at_least_one(num_permutations=num_permutations, ngram=ngram)
     out = np.empty((len(offsets) - 1, num_permutations), np.uint32)
-    native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), out, _threads(threads))
+    native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), out, torch.get_num_threads())
     return out
 
 
-def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | None = None) -> np.ndarray:
+def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13) -> np.ndarray:
     """Return the exact Jaccard similarity of the n-gram sets of pairs of documents.
 
         >>> ngram_jaccard([1, 2, 3, 1, 2, 4], [0, 3, 6], [[0, 1]], ngram=2)
@@ -107,13 +103,11 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
     if pairs.shape[1] != 2 or (pairs.size and (pairs.min() < 0 or pairs.max() >= len(offsets) - 1)):
         raise ValueError(f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {seen(pairs)}")
     out = np.empty(len(pairs), np.float64)
-    native().jaccards(tokens, offsets, pairs, ngram, out, _threads(threads))
+    native().jaccards(tokens, offsets, pairs, ngram, out, torch.get_num_threads())
     return out
 
 
-def bm25_scores(
-    chunks, queries, *, lengths=None, query_lengths=None, k1: float = 1.5, b: float = 0.75, threads: int | None = None
-) -> np.ndarray:
+def bm25_scores(chunks, queries, *, lengths=None, query_lengths=None, k1: float = 1.5, b: float = 0.75) -> np.ndarray:
     """Return BM25 scores of every chunk of a document for every query, with the document's own statistics.
 
         score(c, q) = sum over q's tokens, repetitions included, of
@@ -136,7 +130,7 @@ def bm25_scores(
     lengths = row_lengths("lengths", lengths, *chunks.shape)
     sizes = row_lengths("query_lengths", query_lengths, *queries.shape)
     out = np.empty((len(queries), len(chunks)), np.float32)
-    native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), out, _threads(threads))
+    native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), out, torch.get_num_threads())
     return out
 
 
@@ -158,7 +152,3 @@ def _documents(tokens, offsets) -> tuple[np.ndarray, np.ndarray]:
         ends = f"{offsets[0]} .. {offsets[-1]}" if len(offsets) else "none"
         raise ValueError(f"offsets: expected ascending from 0 to the {len(tokens)} tokens; got {ends}")
     return tokens, offsets
-
-
-def _threads(threads: int | None) -> int:
-    return torch.get_num_threads() if threads is None else threads

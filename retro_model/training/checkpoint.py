@@ -11,7 +11,6 @@ Therefore a kill at any moment leaves the old checkpoint or the new one.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -32,11 +31,7 @@ from . import processes
 __all__ = ["CheckpointError", "load", "read_state", "save"]
 FORMAT, STATE, LOCK = 3, "state.json", ".lock"
 SHARDS = re.compile(r"shards-[0-9a-f]{32}")
-RANDOM = re.compile(r"random\.\d+\.(cpu|cuda\d+)")
 JSON_TYPES = (int, float, bool, str, tuple, list, type(None))
-#: Fields of state.json and their types. Counts are not negative.
-FIELDS = {"shards": str, "extra": dict, "files": dict, "optimizer": (list, type(None)), "config": (dict, type(None))}
-COUNTS = ("step", "position", "processes")
 
 
 class CheckpointError(ValueError):
@@ -85,7 +80,7 @@ def save(
                 writer = HuggingFaceStorageWriter(str(shards), save_distributed=True)
                 save(whole, storage_writer=writer, no_dist=not dist.is_initialized())
         except CheckpointException as error:  # a BaseException: `except Exception` of a caller would miss it
-            raise _save_error(path, error) from error
+            raise OSError(f"{path} cannot be saved: {next(iter(error.failures.values()))[0]}") from error
         state |= {"shards": shards.name, "files": _digests(shards)}
         processes.first(_finish, path, state)
     except BaseException:
@@ -102,8 +97,8 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     """Load a checkpoint into `model` in place; with an optimiser, into it and the random generators too.
 
     Each process reads the part that it holds. The number of processes and the sharding may differ from the
-    save. The random generators are restored only if the number of processes is the same. Digests, names, shapes and
-    types of the tensors, the optimiser's options and the generators' states are checked before anything is changed.
+    save. The random generators are restored only if the number of processes is the same. Digests, the names, shapes and
+    types of the model's tensors and the optimiser's options are checked before anything is changed.
 
     Returns: the fields of `state.json`: step, position, config, extra.
     Raises: CheckpointError naming the file and its fault: missing, truncated, corrupt, of another shape or type.
@@ -115,26 +110,23 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     shards, targets, options = path / state["shards"], _model_tensors(model), []
     if optimizer is not None and state["optimizer"] is None:
         raise CheckpointError(f"{path} was saved without an optimiser")
-    _check_files(shards, state["files"])
     try:
+        _check_files(shards, state["files"])
         reader = HuggingFaceStorageReader(str(shards))
         entries = reader.read_metadata().state_dict_metadata
-        forms = {name: (entry.properties.dtype, entry.size) for name, entry in entries.items()}
-        saved = {name: _form(*form) for name, form in forms.items()}
-        _check_names(shards, saved)
-        of_model = {name: form for name, form in saved.items() if name.startswith("model.")}
-        _check_equal(shards, "the model", of_model, _forms(targets))
+        saved = {name: (entry.properties.dtype, entry.size) for name, entry in entries.items()}
+        _check_model(shards, saved, targets)
         wanted = {name: torch.empty_like(target) for name, target in targets.items()}
         if optimizer is not None:
-            options = _saved_options(path / STATE, state, model, optimizer)
-            wanted |= _empty_moments(shards, forms, model, optimizer, options)
-            if state["processes"] == processes.count():
-                mine = {name: g.get_state() for name, g in _generators().items() if name in saved}
-                _check_equal(shards, "this process", {name: saved[name] for name in mine}, _forms(mine))
-                wanted |= mine
+            options = _saved_options(path / STATE, state["optimizer"], model, optimizer)
+            wanted |= _empty_moments(saved, model, optimizer, options)
+            if state["processes"] == processes.count():  # A generator without a saved state keeps its own.
+                wanted |= {name: generator.get_state() for name, generator in _generators().items() if name in saved}
         with _quiet():
             load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
-        _check_states(shards, wanted)
+        for name, generator in _generators().items():
+            if name in wanted:
+                generator.set_state(wanted[name])
     except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is a BaseException
@@ -148,9 +140,6 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
             group.update(changed)
             for p in group["params"]:
                 optimizer.state[p] = _of_parameter(wanted, names[id(p)])
-        for name, generator in _generators().items():  # A generator without a saved state keeps its own.
-            if name in wanted:
-                generator.set_state(wanted[name])
     return state
 
 
@@ -162,21 +151,15 @@ def read_state(path: str | os.PathLike) -> dict:
     file = Path(path) / STATE
     try:
         state = disk.read_json(disk.read_plain(file))
-        if not isinstance(state, dict):
-            raise ValueError(f"expected an object; got a {type(state).__name__}")
         form = state.get("format", "none")
         if form == FORMAT and state.pop("sha256", None) != _digest(state):
             raise ValueError("its SHA-256 differs from the one in it")
     except OSError:
         raise CheckpointError(f"{file} is missing: not a checkpoint") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} is corrupt: {error}") from None
     if form != FORMAT:
         raise CheckpointError(f"{file}: expected format {FORMAT}; got {form!r}, of another version")
-    for name, kind in (FIELDS | dict.fromkeys(COUNTS, int)).items():
-        of_kind = name in state and isinstance(state[name], kind) and state[name] is not True
-        if not of_kind or (name in COUNTS and state[name] < 0):
-            raise CheckpointError(f"{file} is corrupt: {name} is {state.get(name, 'missing')!r}")
     shards = Path(path) / state["shards"]
     if not SHARDS.fullmatch(state["shards"]) or shards.is_symlink() or not shards.is_dir():
         raise CheckpointError(f"{file}: the folder of shards {state['shards']!r} is missing or a link")
@@ -250,9 +233,7 @@ def _begin(path: Path) -> disk.Lock:
     disk.make_folder(path)
     lock = disk.Lock(path / LOCK, f"{path} is being saved")
     try:
-        if (path / STATE).exists():
-            read_state(path)  # Refuse to replace a folder of another kind or version.
-        _remove_leftovers(path)
+        _remove_leftovers(path)  # It refuses a checkpoint of another version.
     except BaseException:
         lock.release()
         raise
@@ -261,12 +242,7 @@ def _begin(path: Path) -> disk.Lock:
 
 def _remove_leftovers(path: Path) -> None:
     """Remove shards that `state.json` does not name. The caller holds the lock."""
-    try:
-        kept = read_state(path)["shards"]
-    except CheckpointError:
-        if (path / STATE).exists():
-            return
-        kept = None
+    kept = read_state(path)["shards"] if (path / STATE).exists() else None
     for old in list(path.iterdir()):
         if SHARDS.fullmatch(old.name) and old.name != kept:
             disk.remove(old)
@@ -287,42 +263,31 @@ def _digest(state: dict) -> str:
     return hashlib.sha256(json.dumps(json.loads(json.dumps(state)), sort_keys=True).encode()).hexdigest()
 
 
-def _save_error(path: Path, error) -> Exception:
-    """Return the exception of the first process that failed, instead of torch's."""
-    first = next(iter(error.failures.values()))[0]
-    if isinstance(first, OSError):
-        return OSError(first.errno, f"{path} cannot be saved: {first.strerror or first}")
-    if "no space left" in str(first).lower():
-        return OSError(errno.ENOSPC, f"{path} cannot be saved: {first}")
-    return CheckpointError(f"{path} cannot be saved: {first}")
-
-
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the digests of all files. Every process must call; each one computes its share.
-
-    An unreadable file has its error instead of a digest: raised in one process, it would leave the others waiting.
-    """
+    """Return the digests of all files. Every process must call; each one computes its share."""
     if dist.is_initialized():
         dist.barrier()
-    mine = {}
-    for file in sorted(folder.iterdir())[processes.rank() :: processes.count()]:
-        try:
-            mine[file.name] = disk.sha256_of(file)
-        except (OSError, ValueError) as error:
-            mine[file.name] = str(error)
-    return {name: digest for part in processes.gathered(mine) for name, digest in part.items()}
+    mine = sorted(folder.iterdir())[processes.rank() :: processes.count()]
+    plain = {file.name: disk.sha256_of(file) for file in mine if file.is_file() and not file.is_symlink()}
+    return {name: digest for part in processes.gathered(plain) for name, digest in part.items()}
 
 
 def _check_files(folder: Path, wanted: dict) -> None:
-    """Raise CheckpointError in every process unless each file has its digest."""
+    """Raise CheckpointError in every process unless the folder has these files, with these digests."""
     digests = _digests(folder)
-    for name in sorted(wanted.keys() | digests.keys()):
-        if name not in digests or name not in wanted:
-            raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
-        if digests[name] != wanted[name]:
-            unread = "" if re.fullmatch("[0-9a-f]{64}", digests[name]) else f" ({digests[name]})"
-            why = f"its SHA-256 differs from the one in {STATE}{unread}"
-            raise CheckpointError(f"{folder / name} is truncated or corrupt: {why}")
+    if wrong := sorted(name for name in wanted.keys() | digests.keys() if digests.get(name) != wanted.get(name)):
+        why = f"its SHA-256 differs from the one in {STATE}"
+        raise CheckpointError(f"{folder / wrong[0]} is missing, truncated, corrupt or of another save: {why}")
+
+
+def _check_model(place: Path, saved: dict[str, tuple], targets: dict[str, Tensor]) -> None:
+    """Raise CheckpointError unless the saved tensors of the model have the names, types and shapes of the targets."""
+    got = {name: _form(*form) for name, form in saved.items() if name.startswith("model.")}
+    want = {name: _form(target.dtype, target.shape) for name, target in targets.items()}
+    for name in sorted(got.keys() | want.keys()):
+        have, need = got.get(name, "absent"), want.get(name, "none")
+        if have != need:
+            raise CheckpointError(f"{place}: {name.removeprefix('model.')} is {have}, the model has {need}")
 
 
 def _form(dtype: torch.dtype, size) -> str:
@@ -330,35 +295,9 @@ def _form(dtype: torch.dtype, size) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(size)}"
 
 
-def _forms(tensors: dict[str, Tensor]) -> dict[str, str]:
-    return {name: _form(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-
-
-def _check_equal(place: Path, whose: str, got: dict[str, str], want: dict[str, str]) -> None:
-    for name in sorted(got.keys() | want.keys()):
-        have, need = got.get(name, "absent"), want.get(name, "none")
-        if have != need:
-            raise CheckpointError(f"{place}: {name.removeprefix('model.')} is {have}, {whose} has {need}")
-
-
-def _check_names(place: Path, saved: dict[str, str]) -> None:
-    """Raise CheckpointError for a tensor of an unknown kind, or a generator's state that is not a row of bytes."""
-    for name, form in saved.items():
-        if name.startswith("random.") and not (RANDOM.fullmatch(name) and re.fullmatch(r"uint8 \[\d+\]", form)):
-            raise CheckpointError(f"{place}: {name} is {form}, expected a generator's state, uint8 in one dimension")
-        if not name.startswith(("model.", "optimizer.", "random.")):
-            raise CheckpointError(f"{place}: {name} is no part of a checkpoint")
-
-
-def _saved_options(file: Path, state: dict, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:
+def _saved_options(file: Path, groups: list, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:
     """Return the saved options for each group of the optimiser, whose groups may be cut in another way."""
-    saved: dict[str, dict] = {}
-    for group in state["optimizer"]:
-        match group:
-            case {"options": dict(options), "parameters": [*names]} if all(isinstance(name, str) for name in names):
-                saved |= dict.fromkeys(names, options)
-            case _:
-                raise CheckpointError(f"{file} is corrupt: a group of the optimiser is {group!r}")
+    saved = {name: group["options"] for group in groups for name in group["parameters"]}
     names, found = _names(model), []
     mine = {names[id(p)] for group in optimizer.param_groups for p in group["params"]}
     if other := sorted(mine ^ saved.keys()):
@@ -368,55 +307,29 @@ def _saved_options(file: Path, state: dict, model: nn.Module, optimizer: torch.o
         options = [saved[names[id(p)]] for p in group["params"]] or [{}]
         if any(one != options[0] for one in options):
             raise CheckpointError(f"{file}: the parameters of the optimiser's group {number} have different options")
-        for name, value in options[0].items():
-            what = f"group {number}'s {name}"
-            if name not in group or name == "params":
-                raise CheckpointError(f"{file}: {what} is no option of the optimiser")
-            if _kind(value) != _kind(group[name]):
-                raise CheckpointError(f"{file}: {what} is {value!r}, the optimiser has {group[name]!r}")
+        if unknown := sorted(options[0].keys() - (group.keys() - {"params"})):
+            raise CheckpointError(f"{file}: group {number}'s {unknown[0]} is no option of the optimiser")
         # JSON has lists for tuples
-        found.append({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in options[0].items()})
+        found.append({k: tuple(v) if isinstance(group[k], tuple) else v for k, v in options[0].items()})
     return found
 
 
-def _kind(option) -> str:
-    if option is None or isinstance(option, bool):
-        return "flag"  # None: the optimiser chooses
-    if isinstance(option, (int, float, Tensor)):
-        return "number"
-    return f"{len(option)} values" if isinstance(option, (tuple, list)) else type(option).__name__
-
-
 def _empty_moments(
-    place: Path, forms: dict[str, tuple], model: nn.Module, optimizer: torch.optim.Optimizer, options: list[dict]
+    saved: dict[str, tuple], model: nn.Module, optimizer: torch.optim.Optimizer, options: list[dict]
 ) -> dict[str, Tensor]:
     """Return tensors for the saved moments. One of its parameter's shape has the parameter's sharding and device.
 
-    forms: type and shape of every saved tensor.
+    saved: type and shape of every saved tensor.
     """
     names, wanted = _names(model), {}
     for group, changed in zip(optimizer.param_groups, options):
         on_device = {**group, **changed}
         on_device = on_device.get("fused") or on_device.get("capturable")
         for p in group["params"]:
-            for key, (dtype, size) in _of_parameter(forms, names[id(p)]).items():
-                name = f"{names[id(p)]}'s {key}"
-                if len(size) not in (0, p.dim()) or any(n not in (1, whole) for n, whole in zip(size, p.shape)):
-                    raise CheckpointError(f"{place}: {name} is {_form(dtype, size)}, of a parameter {list(p.shape)}")
+            for key, (dtype, size) in _of_parameter(saved, names[id(p)]).items():
                 if size == p.shape:
                     moment = torch.empty_like(p, dtype=dtype, requires_grad=False)
                 else:  # a count of steps, which is on the CPU, or a factor
                     moment = torch.empty(size, dtype=dtype, device=p.device if size or on_device else "cpu")
                 wanted[f"optimizer.{names[id(p)]}.{key}"] = moment
-    if unknown := sorted(name for name in forms if name.startswith("optimizer.") and name not in wanted):
-        raise CheckpointError(f"{place}: {unknown[0]} is of no parameter of the optimiser")
     return wanted
-
-
-def _check_states(place: Path, loaded: dict[str, Tensor]) -> None:
-    """Raise CheckpointError for a state that this process's generator refuses."""
-    for name, generator in _generators().items():
-        try:
-            torch.Generator(generator.device).set_state(loaded.get(name, generator.get_state()))
-        except (RuntimeError, TypeError) as error:
-            raise CheckpointError(f"{place}: {name} is no state of a {generator.device} generator: {error}") from None

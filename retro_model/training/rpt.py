@@ -10,7 +10,6 @@ for step in range(settings.steps):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -99,25 +98,17 @@ class Lessons:
 
 
 def make_optimizer(
-    model: nn.Module,
-    settings: Settings,
-    lessons: Lessons,
-    kind: str = "adabelief",
-    rates: Mapping[str, float] | None = None,
+    model: nn.Module, settings: Settings, lessons: Lessons, kind: str = "adabelief"
 ) -> torch.optim.Optimizer:
     """Return AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in groups of their own.
 
     Call it after the model is sharded.
-    rates: prefix of parameters' names -> learning rate as a multiple of the others', e.g. {"embedding.": 3.0}.
     """
     if kind not in OPTIMIZERS:
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
-    plain = getattr(model, "module", model)
-    retriever, scales = getattr(plain, "retriever", None), {}
-    for start, scale in (rates or {}).items():
-        scales |= {id(p): scale for name, p in plain.named_parameters() if name.startswith(start)}
+    retriever, scales = getattr(getattr(model, "module", model), "retriever", None), {}
     if retriever is not None:
-        scales |= dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)
+        scales = dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)
     groups = []
     for group in parameter_groups(model, settings.weight_decay):
         for scale in sorted({scales.get(id(p), 1.0) for p in group["params"]}):
