@@ -8,7 +8,6 @@ may run twice: the second run finds the shard finished.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -25,24 +24,12 @@ KEYS_AT_ONCE = 1 << 16
 LISTS = ".lists"
 
 
-def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
-    """Return an executor of processes on this machine, one thread each.
-
-    devices: number of GPUs, of which each worker in turn sees one, as "cuda". 0: workers see this process's devices.
-    """
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue() if devices else None
-    if queue is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
-        for _, device in zip(range(workers), itertools.cycle(visible.split(",")[:devices])):
-            queue.put(device)
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(queue,))
+def pool(workers: int) -> ProcessPoolExecutor:
+    """Return an executor of processes on this machine, one thread each."""
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start)
 
 
-def _start(queue) -> None:
-    if queue is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = queue.get()
-
+def _start() -> None:
     import torch
 
     os.environ["OMP_NUM_THREADS"] = "1"

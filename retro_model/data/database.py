@@ -19,15 +19,7 @@ from .search import DenseSearcher, Searcher
 from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
-KEY_TYPES = ("float32", "float16")
-
-
-def _key_type(settings: dict) -> str:
-    """Return the type of the keys on disk. Manifests name it only if it is not the first of KEY_TYPES."""
-    name = settings.get("key_type", KEY_TYPES[0])
-    return name if name in KEY_TYPES else KEY_TYPES[0]
-
-
+KEY_TYPES = ("float32", "float16")  # a manifest names the type only if it is not the first
 FORM = files.Form("chunk database", (KEYS,), ("chunks",))
 
 
@@ -65,23 +57,19 @@ class ChunkDatabase:
         store: TokenStore,
         embedder: Embedder,
         *,
-        index: str | None = None,
-        nprobe: int = 16,
-        device: str = "cpu",
         block: int = 4096,
         key_type: str = "float32",
         executor: Executor | None = None,
+        **options,
     ) -> ChunkDatabase:
         """Embed a store's chunks into `folder` and open the result. After a kill, the same call continues.
 
         Args:
             store: its chunks are embedded. The keys get the same shards.
-            index: FAISS index factory string; None: exact search.
-            nprobe: lists that an IVF index visits.
-            device: device of the search. On "cuda" the index is searched there only with a FAISS for GPUs.
             block: chunks between two commits; a killed run continues from the last commit.
             key_type: "float16" takes half the disk space; distances are computed in float32.
             executor: embeds shards, fills the index, see `building`; None: this process. It pickles the embedder.
+            options: `index`, `nprobe` and `device` of `open`.
 
         Raises: ValueError: the folder holds a database of another store or embedder, or a corrupt file.
         """
@@ -93,8 +81,7 @@ class ChunkDatabase:
             building.build_shards(folder, FORM.kind, MANIFEST, _embed, calls, executor)
         else:
             _embed(folder, store, embedder, block, key_type)
-        options = {"index": index, "nprobe": nprobe, "device": device, "executor": executor}
-        return cls.open(folder, store, embedder, verify=False, **options)
+        return cls.open(folder, store, embedder, verify=False, executor=executor, **options)
 
     @classmethod
     def open(
@@ -109,7 +96,14 @@ class ChunkDatabase:
         verify: bool = True,
         executor: Executor | None = None,
     ) -> ChunkDatabase:
-        """Open the output of `build`, memory-mapped. Store and embedder must be the same. verify: compare checksums.
+        """Open the output of `build`, memory-mapped. Store and embedder must be the same.
+
+        Args:
+            index: FAISS index factory string; None: exact search.
+            nprobe: lists that an IVF index visits.
+            device: device of the search. On "cuda" the index is searched there only with a FAISS for GPUs.
+            verify: compare checksums.
+            executor: fills the index; None: this process.
 
         Raises: FileNotFoundError, ValueError naming the file or the setting that differs.
         """
@@ -141,7 +135,7 @@ class ChunkDatabase:
 
     @property
     def recall(self) -> dict[int, float] | None:
-        """{k: recall@k of the index against exact search}; None for exact search."""
+        """{k: recall@k of the index against exact search}, measured when first asked for; None for exact search."""
         return getattr(self.searcher, "recall", None)
 
     def documents_of(self, store: TokenStore) -> np.ndarray:
@@ -266,12 +260,11 @@ def _keys(folder: Path, store: TokenStore, embedder: Embedder, verify: bool) -> 
     """Open one shard's keys, memory-mapped. Return them and their checksum."""
     manifest = files.read_manifest(folder / MANIFEST, FORM, complete=True)
     settings = manifest["settings"]
-    wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": settings.get("block")}
-    if "key_type" in settings:
-        wanted["key_type"] = _key_type(settings)
+    wanted = settings | {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim}
     files.same_settings(folder / MANIFEST, wanted, settings)
-    files.check_files(folder / MANIFEST, FORM, manifest, verify=verify, chunks=len(store))
-    keys = files.mapped_npy(folder / KEYS, np.dtype(_key_type(settings)), (len(store), embedder.dim))
+    files.check_files(folder / MANIFEST, manifest, verify=verify)
+    key_type = settings.get("key_type", KEY_TYPES[0])
+    keys = files.mapped_npy(folder / KEYS, key_type, (len(store), embedder.dim))
     return keys, manifest["files"][KEYS]["crc32"]
 
 

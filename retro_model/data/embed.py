@@ -23,6 +23,7 @@ from .arrays import at_least_one, integers, row_lengths
 from .building import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
+ORDERS = (1, 2)  # of n-grams, weighted equally
 BUCKETS = 1 << 20  # buckets of n-grams; the n-grams of one bucket share a document frequency
 
 
@@ -41,38 +42,31 @@ class Embedder(Protocol):
 
 
 class HashedTfidf:
-    """Embedder by TF-IDF over token n-grams, projected to `dim` by feature hashing, of unit length.
+    """Embedder by TF-IDF over tokens and pairs of tokens, projected to `dim` by feature hashing, of unit length.
 
     The inner product of two embeddings estimates the cosine of the two TF-IDF vectors without bias, with a standard
     deviation of about dim**-0.5. Weights are idf * tf/(tf + 1). `fit` learns the idf of hash buckets in one pass.
 
         embedder = HashedTfidf(dim=512).fit(store)
 
-    Args:
-        dim: width.
-        orders: n-gram orders, weighted equally.
-        seed: seed of the hash function.
-
     Source: Weinberger et al., arXiv 0902.2206 (feature hashing).
     """
 
-    def __init__(self, dim: int = 512, orders: tuple[int, ...] = (1, 2), seed: int = 0) -> None:
-        at_least_one(dim=dim, orders=min(orders, default=0))
-        self.dim, self.orders, self.seed = dim, tuple(orders), seed
-        self.num_chunks, self.frequency = 0, np.zeros(BUCKETS, np.int64)
+    def __init__(self, dim: int = 512) -> None:
+        at_least_one(dim=dim)
+        self.dim, self.num_chunks, self.frequency = dim, 0, np.zeros(BUCKETS, np.int64)
 
     @property
     def name(self) -> str:
         state = hashlib.sha256(self.frequency.tobytes()).hexdigest()[:16]
-        return f"hashed-tfidf-{self.dim}-{'+'.join(map(str, self.orders))}-{self.seed}-{self.num_chunks}-{state}"
+        return f"hashed-tfidf-{self.dim}-{'+'.join(map(str, ORDERS))}-0-{self.num_chunks}-{state}"
 
     def fit(self, store, *, block: int = 8192, executor: Executor | None = None) -> HashedTfidf:
         """Count the chunks of a store in which each bucket occurs. Returns self.
 
         executor: counts the shards, see `building`; None: this process.
         """
-        empty = type(self)(self.dim, self.orders, self.seed)
-        counts = each(_count, [(empty, part, block) for part in getattr(store, "shards", [store])], executor)
+        counts = each(_count, [(part, block) for part in getattr(store, "shards", [store])], executor)
         self.num_chunks, self.frequency = len(store), sum(counts)
         return self
 
@@ -85,8 +79,8 @@ class HashedTfidf:
 
     def save(self, path: str | Path) -> None:
         """Write one .npz file, atomically."""
-        content, settings = io.BytesIO(), [self.dim, self.seed, self.num_chunks, *self.orders]
-        np.savez_compressed(content, settings=settings, frequency=self.frequency)
+        content = io.BytesIO()
+        np.savez_compressed(content, settings=[self.dim, 0, self.num_chunks, *ORDERS], frequency=self.frequency)
         disk.write_plain(Path(path), content.getvalue())
 
     @classmethod
@@ -96,26 +90,25 @@ class HashedTfidf:
         try:
             with np.load(io.BytesIO(content)) as saved:
                 (dim, seed, num_chunks, *orders), frequency = saved["settings"].tolist(), saved["frequency"]
-            made = cls(dim, tuple(orders), seed)
-            if frequency.dtype != np.int64 or frequency.shape != (BUCKETS,) or min(num_chunks, frequency.min()) < 0:
-                got = f"{frequency.dtype} {list(frequency.shape)}"
-                raise ValueError(f"frequency is {got}, not counts of {num_chunks} chunks")
+            if (seed, *orders) != (0, *ORDERS):
+                raise ValueError(f"n-grams {orders}, seed {seed}")
+            made = cls(dim)
+            made.num_chunks, made.frequency = num_chunks, frequency.astype(np.int64).reshape(BUCKETS)
         except Exception as error:  # of zipfile, zlib or NumPy, wherever the damage is
             raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
-        made.num_chunks, made.frequency = num_chunks, frequency
         return made
 
     def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         chunks, lengths = _chunks(chunks, lengths)
         out = np.empty((len(chunks), self.dim), np.float32)
-        block = max(1, FEATURES_AT_ONCE // max(1, chunks.shape[1] * len(self.orders)))
+        block = max(1, FEATURES_AT_ONCE // max(1, chunks.shape[1] * len(ORDERS)))
         for start in range(0, len(chunks), block):
             rows = slice(start, start + block)
             out[rows] = self._embed(chunks[rows], lengths[rows])
         return out
 
     def _embed(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        row, features, count = self._features(chunks, lengths)
+        row, features, count = _ngrams(chunks, lengths)
         frequency = self.frequency[features % np.uint64(BUCKETS)]
         idf = np.log1p((self.num_chunks - np.minimum(frequency, self.num_chunks) + 0.5) / (frequency + 0.5))
         mixed = _mix(features)  # bits independent of the bucket's
@@ -126,36 +119,37 @@ class HashedTfidf:
         norm = np.linalg.norm(out, axis=1, keepdims=True)
         return (out / np.where(norm > 0, norm, 1)).astype(np.float32)
 
-    def _features(self, chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the row, hash (uint64) and count of the distinct n-grams of every chunk."""
-        rows, hashes = [], []
-        tokens = _mix(chunks.astype(np.uint64) + np.uint64((self.seed * 0x9E3779B97F4A7C15) % 2**64))
-        for order in self.orders:
-            width = chunks.shape[1] - order + 1
-            if width < 1:
-                continue
-            hashed = np.full((len(chunks), width), np.uint64(order))
-            for i in range(order):
-                hashed = _mix(hashed + tokens[:, i : i + width])
-            row, column = np.nonzero(np.arange(width) < (np.asarray(lengths)[:, None] - order + 1))
-            rows.append(row)
-            hashes.append(hashed[row, column])
-        row = np.concatenate([np.zeros(0, np.int64), *rows])
-        hashed = np.concatenate([np.zeros(0, np.uint64), *hashes])
-        order = np.lexsort((hashed, row))
-        row, hashed = row[order], hashed[order]
-        first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (hashed[1:] != hashed[:-1])][: len(row)])
-        return row[first], hashed[first], np.diff(np.r_[first, len(row)])
 
-
-def _count(embedder: HashedTfidf, store, block: int) -> np.ndarray:
+def _count(store, block: int) -> np.ndarray:
     """Count the chunks of a shard in which each bucket occurs."""
     frequency = np.zeros(BUCKETS, np.int64)
     for start in range(0, len(store), block):
         rows = slice(start, start + block)
-        _, features, _ = embedder._features(np.asarray(store.tokens[rows]), np.asarray(store.lengths[rows]))
+        _, features, _ = _ngrams(np.asarray(store.tokens[rows]), np.asarray(store.lengths[rows]))
         frequency += np.bincount(features % np.uint64(BUCKETS), minlength=BUCKETS)
     return frequency
+
+
+def _ngrams(chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the row, hash (uint64) and count of the distinct n-grams of every chunk."""
+    rows, hashes = [], []
+    tokens = _mix(chunks.astype(np.uint64))
+    for order in ORDERS:
+        width = chunks.shape[1] - order + 1
+        if width < 1:
+            continue
+        hashed = np.full((len(chunks), width), np.uint64(order))
+        for i in range(order):
+            hashed = _mix(hashed + tokens[:, i : i + width])
+        row, column = np.nonzero(np.arange(width) < (np.asarray(lengths)[:, None] - order + 1))
+        rows.append(row)
+        hashes.append(hashed[row, column])
+    row = np.concatenate([np.zeros(0, np.int64), *rows])
+    hashed = np.concatenate([np.zeros(0, np.uint64), *hashes])
+    order = np.lexsort((hashed, row))
+    row, hashed = row[order], hashed[order]
+    first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (hashed[1:] != hashed[:-1])][: len(row)])
+    return row[first], hashed[first], np.diff(np.r_[first, len(row)])
 
 
 class EncoderEmbedder:

@@ -1,15 +1,13 @@
-"""Search by a FAISS index. The index is built once and kept with its recall against the exact search."""
+"""Search by a FAISS index, which is built once and kept, and its recall against the exact search."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 import torch
-
-from retro_model.base import disk
 
 from . import building, files
 from .building import library
@@ -32,12 +30,8 @@ class FaissSearcher:
     A search fetches a few more than k neighbours. A query that has fewer than k outside its document fetches four times
     as many, up to 2048, and is then searched exactly. So the index decides the recall, but never the number found.
 
-    An index is built once and kept at `path`, with its recall in a file of its own. If the factory string names a lossy
-    code (PQ, SQ, ...), a search fetches 8 candidates for each neighbour and sorts them by exact distance to the stored
-    keys.
-
-    Attributes:
-        recall: {k: share} by `measured_recall`.
+    An index is built once and kept at `path`. If the factory string names a lossy code (PQ, SQ, ...), a search fetches
+    8 candidates for each neighbour and sorts them by exact distance to the stored keys.
 
     Args:
         exact: the searcher of the same keys.
@@ -85,7 +79,6 @@ class FaissSearcher:
         if inverted is not None:
             inverted.nprobe = nprobe
         self.index = _on_device(kept, exact.device)
-        self.recall = _recall(path.with_name(path.name + ".recall.json"), nprobe, self)
 
     def search(self, chunks, lengths, k, exclude_doc):
         return self.nearest(self.exact.embedder(chunks, lengths), k, exclude_doc)
@@ -113,28 +106,26 @@ class FaissSearcher:
             hits[left] = self.exact.nearest(queries[left], k, excluded)
         return hits
 
+    @functools.cached_property
+    def recall(self) -> dict[int, float]:
+        """recall@k against the exact search: {k: share of the neighbours found} for k in RECALL_AT, measured once.
 
-def measured_recall(searcher: FaissSearcher) -> dict[int, float]:
-    """Return recall@k against the exact search: {k: share of the neighbours found} for k in RECALL_AT.
-
-    The queries are keys drawn at random; each search excludes the key's own document. A neighbour counts if it is no
-    farther than the k-th of the exact search, so equal chunks are interchangeable.
-
-        database.searcher.recall == {1: 0.51, 2: 0.48, 10: 0.41}
-    """
-    exact = searcher.exact
-    rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:RECALL_SAMPLE])
-    queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
-    ks = [k for k in RECALL_AT if k <= len(exact.keys)]
-    nearest = _distances(exact.keys, queries, exact.nearest(queries, max(ks), documents))
-    recall = {}
-    for k in ks:
-        want = nearest[:, :k]
-        got = _distances(exact.keys, queries, searcher.nearest(queries, k, documents))
-        exist = np.isfinite(want)
-        farthest = np.where(exist, want, -np.inf).max(1, keepdims=True)
-        recall[k] = float(((got <= farthest) & exist).sum() / max(1, exist.sum()))
-    return recall
+        The queries are keys drawn at random; each search excludes the key's own document. A neighbour counts if it is
+        no farther than the k-th of the exact search, so equal chunks are interchangeable.
+        """
+        exact = self.exact
+        rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:RECALL_SAMPLE])
+        queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
+        ks = [k for k in RECALL_AT if k <= len(exact.keys)]
+        nearest = _distances(exact.keys, queries, exact.nearest(queries, max(ks), documents))
+        recall = {}
+        for k in ks:
+            want = nearest[:, :k]
+            got = _distances(exact.keys, queries, self.nearest(queries, k, documents))
+            exist = np.isfinite(want)
+            farthest = np.where(exist, want, -np.inf).max(1, keepdims=True)
+            recall[k] = float(((got <= farthest) & exist).sum() / max(1, exist.sum()))
+        return recall
 
 
 def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -145,20 +136,6 @@ def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.nda
         away = keys[np.maximum(ids[rows], 0)].astype(np.float64) - queries[rows, None]
         distances[rows] = (away**2).sum(-1)
     return np.where(ids < 0, np.inf, distances)
-
-
-def _recall(path: Path, nprobe: int, searcher: FaissSearcher) -> dict[int, float]:
-    """Return the recall at `nprobe` that a file next to the index keeps. Measure it if it is missing or malformed."""
-    known = {}
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        known = dict(disk.read_json(disk.read_plain(path)))
-        recall = {int(k): float(share) for k, share in known[str(nprobe)].items()}
-        if recall and all(0 <= share <= 1 for share in recall.values()):
-            return recall
-    recall = measured_recall(searcher)
-    with contextlib.suppress(OSError):  # the folder may be read-only
-        disk.write_json(path, known | {str(nprobe): recall})
-    return recall
 
 
 def made(dim: int, factory: str, name: str = "index", metric: int | None = None):

@@ -86,7 +86,7 @@ class Build:
         manifest = read_manifest(self.path, self.form)
         same_settings(self.path, self.settings, manifest["settings"])
         if manifest["complete"] or not complete_only:
-            check_files(self.path, self.form, manifest, verify=self.verify or not manifest["complete"])
+            check_files(self.path, manifest, verify=self.verify or not manifest["complete"])
             self.complete, self.facts, self.files = manifest["complete"], manifest["facts"], manifest["files"]
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
@@ -103,8 +103,7 @@ class Build:
         disk.sync(written)
         file = written.replace(self.path.parent / name)
         size = file.stat().st_size
-        with disk.open_plain(file, "rb") as handle:
-            self.files[name] = {"bytes": size, "crc32": checksum(handle, size)}
+        self.files[name] = {"bytes": size, "crc32": checksum(file, size)}
 
     def commit(self, **facts) -> None:
         """Commit the appended data and `facts` (the progress): they survive a kill and a power cut."""
@@ -144,38 +143,22 @@ def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
         raise FileNotFoundError(f"{path}: no {form.kind} here")
     try:
         manifest = disk.read_json(disk.read_plain(path))
-        known = tuple(manifest[key] for key in ("kind", "version", "settings", "complete", "facts", "files"))
+        kind, version, named = manifest["kind"], manifest["version"], manifest["files"]
+        counts = [manifest["facts"][name] for name in form.counts]
+        counts += [record[what] for record in named.values() for what in ("bytes", "crc32")]
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError(f"its counts are {counts}")
+        if not isinstance(manifest["settings"], dict) or type(manifest["complete"]) is not bool:
+            raise ValueError("its settings are not an object, or it does not say whether it is complete")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: the manifest is corrupt ({error})") from error
-    if known[:2] != (form.kind, VERSION):
-        raise ValueError(f"{path}: expected a {form.kind} of version {VERSION}; got a {known[0]} of version {known[1]}")
-    _check_types(path, form, manifest)
+    if (kind, version) != (form.kind, VERSION):
+        raise ValueError(f"{path}: expected a {form.kind} of version {VERSION}; got a {kind} of version {version}")
+    if named.keys() != {*form.files}:  # no other file is ever opened, least of all one in another folder
+        raise ValueError(f"{path}: expected the files {', '.join(form.files)}; the manifest names {', '.join(named)}")
     if complete and not manifest["complete"]:
         raise ValueError(f"{path}: the {form.kind} is unfinished; run the same build again and it continues")
     return manifest
-
-
-def _check_types(path: Path, form: Form, manifest: dict) -> None:
-    for name, kind in (("settings", dict), ("complete", bool), ("facts", dict), ("files", dict)):
-        if not isinstance(manifest[name], kind):
-            raise ValueError(f"{path}: the manifest is corrupt ({name} is no {kind.__name__})")
-    if manifest["files"].keys() != set(form.files):
-        named = ", ".join(manifest["files"]) or "none"
-        raise ValueError(f"{path}: expected the files {', '.join(form.files)}; the manifest names {named}")
-    for name, record in manifest["files"].items():
-        if (
-            not isinstance(record, dict)
-            or record.keys() != {"bytes", "crc32"}
-            or not all(map(_is_count, record.values()))
-        ):
-            raise ValueError(f"{path}: the manifest is corrupt ({name} is {record!r})")
-    for name in form.counts:
-        if not _is_count(manifest["facts"].get(name)):
-            raise ValueError(f"{path}: the manifest is corrupt ({name} is {manifest['facts'].get(name)!r})")
-
-
-def _is_count(value) -> bool:
-    return type(value) is int and value >= 0
 
 
 def same_settings(path: Path, wanted: dict, kept: dict) -> None:
@@ -186,47 +169,43 @@ def same_settings(path: Path, wanted: dict, kept: dict) -> None:
             raise ValueError(f"{path}: built with {key}={was!r}; now {key}={now!r}: delete it or build elsewhere")
 
 
-def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **counts: int) -> None:
+def check_files(path: Path, manifest: dict, *, verify: bool) -> None:
     """Check the files against their manifest. Files of an unfinished build may be longer than it says.
 
-    verify: compare checksums. counts: expected values of facts.
+    verify: compare checksums.
     Raises: ValueError naming the file that is missing, is a link, or has another size or checksum.
     """
-    for name, count in counts.items():
-        if manifest["facts"][name] != count:
-            raise ValueError(f"{path}: expected {count} {name}; the manifest has {manifest['facts'][name]}")
     for name, record in manifest["files"].items():
-        file = path.parent / name
-        try:
-            handle = disk.open_plain(file, "rb")
-        except FileNotFoundError:
-            raise ValueError(f"{file}: missing; {path.name} names {record['bytes']} bytes") from None
-        with handle:
-            size = os.fstat(handle.fileno()).st_size
-            if size < record["bytes"] or (manifest["complete"] and size != record["bytes"]):
-                raise ValueError(f"{file}: truncated or corrupt; expected {record['bytes']} bytes, got {size}")
-            if verify and (crc := checksum(handle, record["bytes"])) != record["crc32"]:
-                raise ValueError(f"{file}: corrupt; expected crc32 {record['crc32']:08x}, got {crc:08x}")
+        file, want = path.parent / name, record["bytes"]
+        disk.check_plain(file)
+        if not file.exists():
+            raise ValueError(f"{file}: missing; {path.name} names {want} bytes")
+        size = file.stat().st_size
+        if size < want or (manifest["complete"] and size != want):
+            raise ValueError(f"{file}: truncated or corrupt; expected {want} bytes, got {size}")
+        if verify and (crc := checksum(file, want)) != record["crc32"]:
+            raise ValueError(f"{file}: corrupt; expected crc32 {record['crc32']:08x}, got {crc:08x}")
 
 
-def checksum(handle, size: int) -> int:
-    """Return the crc32 of the next `size` bytes."""
+def checksum(path: Path, size: int) -> int:
+    """Return the crc32 of the first `size` bytes of a file."""
     crc = 0
-    while size > 0 and (block := handle.read(min(size, READ_BYTES))):
-        crc, size = zlib.crc32(block, crc), size - len(block)
+    with disk.open_plain(path) as handle:
+        while size > 0 and (block := handle.read(min(size, READ_BYTES))):
+            crc, size = zlib.crc32(block, crc), size - len(block)
     return crc
 
 
-def mapped(path: Path, dtype, shape: tuple[int, ...], *, start: int = 0) -> np.ndarray:
-    """Map a raw file from byte `start` to its end, read-only. An empty array is an ordinary one.
+def mapped(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Map a raw file, read-only. An empty array is an ordinary one.
 
     Raises: ValueError naming the file if its size does not fit the shape.
     """
-    with disk.open_plain(path, "rb") as handle:
-        size, want = os.fstat(handle.fileno()).st_size, start + math.prod(shape) * np.dtype(dtype).itemsize
-        if size != want:
-            raise ValueError(f"{path}: expected {want} bytes for {np.dtype(dtype)} {list(shape)}; got {size}")
-        return np.memmap(handle, dtype, "r", offset=start, shape=shape) if size > start else np.zeros(shape, dtype)
+    disk.check_plain(path)
+    size, want = path.stat().st_size, math.prod(shape) * np.dtype(dtype).itemsize
+    if size != want:
+        raise ValueError(f"{path}: expected {want} bytes for {np.dtype(dtype)} {list(shape)}; got {size}")
+    return np.memmap(path, dtype, "r", shape=shape) if size else np.zeros(shape, dtype)
 
 
 def npy_header(shape: tuple[int, ...], dtype) -> bytes:
@@ -238,9 +217,12 @@ def npy_header(shape: tuple[int, ...], dtype) -> bytes:
 
 def mapped_npy(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
     """Map an .npy file, read-only. Raise ValueError naming the file unless it has this type and shape."""
-    header = npy_header(shape, dtype)
-    with disk.open_plain(path, "rb") as handle:
-        if handle.read(len(header)) != header:
-            want = f"an array {np.dtype(dtype)} {list(shape)}"
-            raise ValueError(f"{path}: expected {want}; its header has another type or shape")
-    return mapped(path, dtype, shape, start=len(header))
+    disk.check_plain(path)
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
+        raise ValueError(f"{path}: corrupt ({error})") from error
+    if (array.dtype, array.shape) != (np.dtype(dtype), shape):
+        want, got = f"{np.dtype(dtype)} {list(shape)}", f"{array.dtype} {list(array.shape)}"
+        raise ValueError(f"{path}: expected an array {want}; got {got}")
+    return array

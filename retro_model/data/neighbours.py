@@ -13,7 +13,6 @@ from .store import TokenStore
 
 FILE, MANIFEST = "neighbours.npy", "neighbours.json"
 FORM = files.Form("neighbours", (FILE,), ("chunks",))
-ROWS_AT_ONCE = 1 << 16  # rows whose ids are checked together
 
 
 def precompute_neighbours(
@@ -87,15 +86,7 @@ def _open(folder: Path, store: TokenStore, database: ChunkDatabase) -> np.ndarra
     """Open one shard's neighbours, memory-mapped."""
     path = folder / MANIFEST
     manifest = files.read_manifest(path, FORM, complete=True)
-    wanted = manifest["settings"] | {"store": store.identity, "database": database.identity}
-    files.same_settings(path, wanted, manifest["settings"])
-    k = wanted.get("k")
-    if type(k) is not int or not 1 <= k <= len(database):
-        raise ValueError(f"{path}: expected k from 1 to the database's {len(database)} chunks; got {k!r}")
-    files.check_files(path, FORM, manifest, verify=True, chunks=len(store))
-    ids = files.mapped_npy(folder / FILE, np.int64, (len(store), k))
-    for start in range(0, len(ids), ROWS_AT_ONCE):
-        low, high = (part := ids[start : start + ROWS_AT_ONCE]).min(), part.max()
-        if low < -1 or high >= len(database):
-            raise ValueError(f"{folder / FILE}: expected ids within -1 .. {len(database) - 1}; got {low} .. {high}")
-    return ids
+    settings = manifest["settings"]
+    files.same_settings(path, settings | {"store": store.identity, "database": database.identity}, settings)
+    files.check_files(path, manifest, verify=True)
+    return files.mapped_npy(folder / FILE, np.int64, (len(store), settings.get("k")))

@@ -90,16 +90,7 @@ class Joined:
         if isinstance(key, tuple):
             rows = self[key[0]]
             return rows[(slice(None),) * (rows.ndim - self.ndim + 1) + key[1:]]
-        if isinstance(key, slice):
-            first, last, step = key.indices(len(self))
-            if step != 1:
-                return self[np.arange(first, last, step)]
-            pieces = [np.zeros((0, *self.shape[1:]), self.dtype)]
-            for part, add, start in zip(self.parts, self.add, self.starts):
-                if (a := max(first - start, 0)) < (b := min(last - start, len(part))):
-                    pieces.append(part[a:b] + self.dtype.type(add) if add else part[a:b])
-            return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
-        rows = np.asarray(key)
+        rows = np.arange(*key.indices(len(self))) if isinstance(key, slice) else np.asarray(key)
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
         if rows.size and (rows.min() < -len(self) or rows.max() >= len(self)):

@@ -1,6 +1,5 @@
 """Builders that meet or are killed: one builds at a time, and finished parts stay."""
 
-import errno
 import os
 import shutil
 import subprocess
@@ -61,15 +60,6 @@ def test_a_lock_has_one_holder_and_its_file_stays(tmp_path):
         with disk.Lock(tmp_path / "lock", "x"), pytest.raises(disk.Busy, match=f"x by process {os.getpid()} on"):
             disk.Lock(tmp_path / "lock", "x")
         assert (tmp_path / "lock").exists()
-
-
-def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
-    def unlockable(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("filelock.FileLock.acquire", unlockable)
-    with pytest.warns(UserWarning, match="this file system has no locks .*a second process may write here too"):
-        disk.Lock(tmp_path / "lock", "x").release()
 
 
 def test_other_builders_are_refused_too(tmp_path):

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retro_model.base import disk
 from retro_model.data import shards, store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
@@ -68,25 +67,17 @@ def test_a_manifest_that_names_a_file_elsewhere(tmp_path, victim, complete):
 def test_no_link_is_followed(tmp_path, victim, name):
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / name).symlink_to(victim)
-    with pytest.raises(ValueError, match=r"expected a (regular file|lock file with one name); got a link"):
+    with pytest.raises(ValueError, match=r"expected a regular file; got a link"):
         build(tmp_path / "s")
 
 
 def test_a_planted_temporary_name_is_replaced(tmp_path, victim):
     (tmp_path / "s").mkdir()
     (tmp_path / "s/store.json.new").symlink_to(victim)
-    (tmp_path / "s/tokens.bin").hardlink_to(victim)
-    with pytest.raises(ValueError, match=r"tokens\.bin: expected a regular file with one name; got one with 2 names"):
-        build(tmp_path / "s")
-    (tmp_path / "s/tokens.bin").unlink()
     os.mkfifo(tmp_path / "s/tokens.bin")
     with pytest.raises(ValueError, match=r"tokens\.bin: expected a regular file.*a pipe"):
         build(tmp_path / "s")
     (tmp_path / "s/tokens.bin").unlink()
-    build(tmp_path / "s")
-
-
-def test_a_link_in_a_finished_build_is_not_read(tmp_path, victim):
     build(tmp_path / "s")
     (tmp_path / "s/lengths.bin").unlink()
     (tmp_path / "s/lengths.bin").symlink_to(victim)
@@ -98,27 +89,24 @@ def test_a_link_in_a_finished_build_is_not_read(tmp_path, victim):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (at("files", to={}), "the manifest names none"),
-        (at("files", to=[]), "files is no dict"),
-        (at("settings", to=5), "settings is no dict"),
-        (at("facts", to=None), "facts is no dict"),
-        (at("complete", to=1), "complete is no bool"),
+        (at("files", to={}), "the manifest names $"),
+        (at("files", to=[]), "manifest is corrupt"),
+        (at("settings", to=5), "its settings are not an object"),
+        (at("facts", to=None), "manifest is corrupt"),
+        (at("complete", to=1), "its settings are not an object, or it does not say whether it is complete"),
         (at("kind", to=["x"]), "expected a token store"),
-        (at("settings", "chunk_len", to=0), "chunk_len is 0"),
-        (at("settings", "chunk_len", to=True), "chunk_len is True"),
+        (at("settings", "chunk_len", to=0), "its settings are .*'chunk_len': 0"),
+        (at("settings", "chunk_len", to=True), "its settings are"),
         (at("settings", "chunk_len", to=16), r"tokens\.bin: expected \d+ bytes for uint16 \[\d+, 16\]"),
-        (at("settings", "token_type", to="object"), "token_type is 'object'"),
-        (at("settings", "token_type", to="uint32"), "token_type is 'uint32'"),
-        (at("settings", "vocab_size", to=50), r"tokens\.bin: expected ids below 50"),
-        (at("settings", "bos", to=0), "bos is 0"),
+        (at("settings", "vocab_size", to="all"), "its settings are"),
         (at("facts", "chunks", to=3), r"tokens\.bin: expected \d+ bytes for uint16 \[3, 8\]"),
-        (at("facts", "chunks", to=-1), "chunks is -1"),
+        (at("facts", "chunks", to=-1), "its counts are"),
         (at("facts", "documents", to=5), "expected 5 documents as in store.json; got 6"),
         (at("facts", "tokens", to=1), "expected 1 tokens"),
         (at("facts", "bytes", to=0), "expected 0 bytes"),
-        (at("facts", to={}), "documents is None"),
-        (at("files", "tokens.bin", "bytes", to=True), r"manifest is corrupt \(tokens\.bin is"),
-        (at("files", "tokens.bin", to="all"), r"manifest is corrupt \(tokens\.bin is"),
+        (at("facts", to={}), "manifest is corrupt"),
+        (at("files", "tokens.bin", "bytes", to=True), "its counts are"),
+        (at("files", "tokens.bin", to="all"), "manifest is corrupt"),
         (at("files", "documents.jsonl", "bytes", to=10**30), "documents.jsonl: truncated"),
     ],
 )
@@ -131,42 +119,13 @@ def test_a_manifest_that_contradicts_its_files(tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
-    "name, change, message",
-    [
-        ("lengths", lambda a: a.__setitem__(0, 9), "the documents' lengths"),
-        ("lengths", lambda a: a.__setitem__(0, -1), "the documents' lengths"),
-        ("chunk_doc", lambda a: a.__setitem__(0, 77), "the documents in order"),
-        ("chunk_bytes", lambda a: a.__setitem__(0, -8), "no negative number"),
-    ],
-)
-def test_rows_that_are_not_the_documents(tmp_path, name, change, message):
-    build(tmp_path / "s")
-    rows = np.fromfile(tmp_path / f"s/{name}.bin", store.COLUMNS[name])
-    change(rows)
-    forge(tmp_path / "s/store.json", lambda listing: None, **{f"{name}__bin": rows.tobytes()})
-    with pytest.raises(ValueError, match=rf"{name}\.bin: expected {message}"):
-        TokenStore(tmp_path / "s")
-
-
-@pytest.mark.parametrize(
-    "line", [DEEP, LONG, "{}", "5", '["a", "g", 0, 1, 1, "x"]', '["a", "g", true, 1, 1, "x"]', '["a"]', "\xff\xfe"]
+    "line", [DEEP, LONG, "5", '["a", "g", 0, 1, 1, "x"]', '["a", "g", true, 1, 1, "x"]', "\xff\xfe"]
 )
 def test_lines_that_are_no_documents(tmp_path, line):
     build(tmp_path / "s")
     forge(tmp_path / "s/store.json", lambda listing: None, documents__jsonl=line.encode("latin1") + b"\n")
     with pytest.raises(ValueError, match=r"documents\.jsonl: corrupt"):
         TokenStore(tmp_path / "s")
-
-
-def test_an_unfinished_build_that_contradicts_itself_is_never_read(tmp_path, victim):
-    build(tmp_path / "s")
-    forge(
-        tmp_path / "s/store.json", lambda listing: (listing.update(complete=False), listing["facts"].update(chunks=1))
-    )
-    before = (tmp_path / "s/tokens.bin").read_bytes()
-    with pytest.raises(ValueError, match=r"tokens\.bin: expected \d+ bytes"):
-        build(tmp_path / "s")
-    assert (tmp_path / "s/tokens.bin").read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +147,7 @@ def opened(folder, rows, embedder):
 
 @pytest.mark.parametrize(
     "text, message",
-    [(DEEP, "nested too deeply"), (LONG, "a number of 5000 digits"), ("null", "NoneType"), ("", "Expecting")],
+    [(DEEP, "nested too deeply"), (LONG, "5000 digits"), ("null", "NoneType"), ("", "Expecting")],
 )
 def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
     folder, _, embedder = made
@@ -206,51 +165,34 @@ def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
 
 
 def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):
+    """Arrays of another type, of Python objects and of another shape."""
     folder, rows, embedder = made
     shutil.copytree(folder, tmp_path / "m")
-    path = tmp_path / "m/n/neighbours.npy"
-    good, manifest = path.read_bytes(), (tmp_path / "m/n/neighbours.json").read_bytes()
-    for ids in (np.full((len(rows), 2), len(rows)), np.full((len(rows), 2), -2)):
-        forge(
-            tmp_path / "m/n/neighbours.json",
-            lambda listing: None,
-            neighbours__npy=good[:128] + ids.astype(np.int64).tobytes(),
-        )
-        with pytest.raises(ValueError, match=r"neighbours\.npy: expected ids within -1"):
-            opened(tmp_path / "m", rows, embedder)
+    good, manifest = (tmp_path / "m/n/neighbours.npy").read_bytes(), (tmp_path / "m/n/neighbours.json").read_bytes()
     forge(tmp_path / "m/n/neighbours.json", lambda listing: None, neighbours__npy=good.replace(b"<i8", b"<f8"))
-    with pytest.raises(ValueError, match=r"neighbours\.npy: expected an array int64"):
+    with pytest.raises(ValueError, match=r"neighbours\.npy: expected an array int64 .*; got float64"):
         opened(tmp_path / "m", rows, embedder)
-    for k in (0, -1, "2", None, True, 10**9):
+    for k in (3, "2", None):
         (tmp_path / "m/n/neighbours.json").write_bytes(manifest)
-        forge(tmp_path / "m/n/neighbours.json", at("settings", "k", to=k))
-        with pytest.raises(ValueError, match=r"neighbours\.json: expected k from 1"):
+        forge(tmp_path / "m/n/neighbours.json", at("settings", "k", to=k), neighbours__npy=good)
+        with pytest.raises(ValueError, match=rf"neighbours\.npy: expected an array int64 \[{len(rows)}, {k!r}\]"):
             opened(tmp_path / "m", rows, embedder)
     keys = (tmp_path / "m/d/keys.npy").read_bytes()
     forge(tmp_path / "m/d/database.json", lambda listing: None, keys__npy=keys.replace(b"<f4", b"|O8"))
-    with pytest.raises(ValueError, match=r"keys\.npy: expected an array float32"):
+    with pytest.raises(ValueError, match=r"keys\.npy: corrupt .*Python objects"):
         ChunkDatabase.open(tmp_path / "m/d", rows, embedder)
-    forge(tmp_path / "m/d/database.json", at("facts", "chunks", to=1), keys__npy=keys[: 128 + 64])
-    with pytest.raises(ValueError, match=rf"database\.json: expected {len(rows)} chunks; the manifest has 1"):
+    forge(tmp_path / "m/d/database.json", lambda listing: None, keys__npy=keys[: 128 + 64])
+    with pytest.raises(ValueError, match=r"keys\.npy: corrupt"):
         ChunkDatabase.open(tmp_path / "m/d", rows, embedder)
 
 
 def test_a_list_of_shards_that_is_a_link_or_a_pipe(tmp_path, victim):
     path = tmp_path / shards.MANIFEST
-    for what, plant in (("link", lambda: path.symlink_to(victim)), ("pipe", lambda: os.mkfifo(path))):
+    for what, plant in (("link", lambda: path.symlink_to(victim)), ("device or a pipe", lambda: os.mkfifo(path))):
         plant()
         with pytest.raises(ValueError, match=rf"shards\.json: corrupt .*got a {what}"):
             shards.folders(tmp_path, "token store", "store.json")
         path.unlink()
-
-
-def test_a_lock_overwrites_no_file_of_another_name(tmp_path, victim):
-    (tmp_path / ".lock").hardlink_to(victim)
-    with pytest.raises(ValueError, match=r"\.lock: expected a lock file with one name; got one with 2 names"):
-        disk.Lock(tmp_path / ".lock", "test")
-    os.mkfifo(tmp_path / ".pipe")
-    with pytest.raises(ValueError, match="got a pipe"):
-        disk.Lock(tmp_path / ".pipe", "test")
 
 
 def test_a_tokenizer_is_replaced_at_once(tmp_path, monkeypatch):
@@ -293,13 +235,10 @@ def test_damaged_tokenizers_name_their_file(tmp_path):
     "change",
     [
         dict(frequency=np.zeros(7, np.int64)),
-        dict(frequency=np.full(1 << 20, -1)),
-        dict(frequency=np.zeros(1 << 20)),
-        dict(settings=[0, 0, 5, 1, 2]),
-        dict(settings=[16, 0, -5, 1, 2]),
-        dict(settings=[16, 0, 5]),
-        dict(settings=[16]),
         dict(frequency=np.array([object()] * 3)),
+        dict(settings=[0, 0, 5, 1, 2]),
+        dict(settings=[16, 1, 5, 1, 2]),
+        dict(settings=[16]),
     ],
 )
 def test_a_contradictory_embedder_names_its_file(tmp_path, made, change):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from retro_model.data import neighbours
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours, precompute_neighbours
@@ -20,14 +19,13 @@ def parts(tmp_path_factory):
     return store, ChunkDatabase.build(folder / "database", store, HashedTfidf(32).fit(store))
 
 
-def test_they_are_those_of_the_search(tmp_path, parts, monkeypatch):
+def test_they_are_those_of_the_search(tmp_path, parts):
     store, database = parts
     ids = precompute_neighbours(tmp_path, store, database, 3, block=16)
     assert ids.dtype == np.int64 and ids.shape == (len(store), 3)
     assert np.array_equal(np.load(tmp_path / "neighbours.npy"), ids)
     want = database.search(store.chunks(np.arange(len(store))), 3, lengths=store.lengths, exclude_doc=store.chunk_doc)
     assert np.array_equal(ids, want) and not (store.chunk_doc[ids] == store.chunk_doc[:][:, None]).any()
-    monkeypatch.setattr(neighbours, "ROWS_AT_ONCE", 1)  # every row is checked, and none beyond the last
     assert np.array_equal(open_neighbours(tmp_path, store, database), ids)
 
 

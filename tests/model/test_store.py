@@ -158,22 +158,6 @@ def test_damage_is_named(tmp_path, name):
     assert TokenStore(tmp_path).identity == store.identity
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 9])
-def test_ids_are_checked_in_every_row(tmp_path, monkeypatch, at_once):
-    rows = [
-        ("a", "g", np.array([200])),
-        ("b", "g", np.array([2])),
-        ("c", "g", np.array([3])),
-        ("d", "g", np.array([4])),
-    ]
-    store = build_store(tmp_path, rows, TRAINED, chunk_len=4)
-    monkeypatch.setattr(stores, "ROWS_AT_ONCE", at_once)
-    TokenStore(tmp_path)
-    store.vocab_size = 200
-    with pytest.raises(ValueError, match="expected ids below 200"):
-        store._check_rows()
-
-
 def test_damage_to_an_unfinished_build_is_named(tmp_path):
     interrupted(tmp_path)
     path = tmp_path / "tokens.bin"

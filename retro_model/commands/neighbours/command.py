@@ -13,7 +13,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from retro_model.base import disk, progress
 from retro_model.data import building
@@ -87,8 +86,7 @@ def make_embedder(
 def workers(options: Namespace) -> Iterator[Executor | None]:
     """Context manager: the executor of `--workers` or `--cluster`; None: this process."""
     if options.workers:
-        devices = torch.cuda.device_count() if options.device.startswith("cuda") else 0
-        with building.pool(options.workers, devices=devices) as pool:
+        with building.pool(options.workers) as pool:
             yield pool
     elif options.cluster:
         warnings.filterwarnings("ignore", message="Sending large graph")  # each task carries the embedder's counts
