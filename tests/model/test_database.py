@@ -188,11 +188,8 @@ def test_damage_to_a_kept_index_is_named(tmp_path, store):
     ChunkDatabase.build(tmp_path / "d", store, embedder, index="IVF4,Flat")
     (path,) = (tmp_path / "d").glob("*.faiss")
     want, good = search(), path.read_bytes()
-    for damaged, message in (
-        (good[:-9], "truncated"),
-        (b"", "truncated"),
-        (good[:-600] + bytes([good[-600] ^ 255]) + good[-599:], "corrupt"),
-    ):
+    flipped = good[:-600] + bytes([good[-600] ^ 255]) + good[-599:]
+    for damaged, message in ((good[:-9], "truncated"), (b"", "truncated"), (flipped, "corrupt")):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"{path.name}: {message}"):
             search()
@@ -235,11 +232,7 @@ def test_an_index_is_trained_on_enough_keys():
         (dict(chunks=np.zeros((2, 8))), TypeError, "chunks: expected integers"),
         (dict(chunks=np.full((2, 8), 999)), ValueError, "chunks: expected token ids within 0 .. 199"),
         (dict(lengths=np.array([1])), ValueError, "lengths: expected"),
-        (
-            dict(exclude_doc=np.array([0, 99])),
-            ValueError,
-            r"exclude_doc: expected .* within -1 .. 29; got shape \[2\], 0 .. 99",
-        ),
+        (dict(exclude_doc=np.array([0, 99])), ValueError, r"exclude_doc: expected .* -1 .. 29; got .*, 0 .. 99"),
     ],
 )
 def test_errors_name_the_argument(dense, store, options, error, message):

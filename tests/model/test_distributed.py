@@ -39,20 +39,16 @@ def run(wrapped: nn.Module, rank: int, world_size: int, retrieves: bool) -> list
     if retrieves:
         neighbours = np.random.default_rng(0).integers(-1, 30, (41, 2))
         retrieved = {"neighbours": neighbours, "database": toys.Database(toys.random_store(30, seed=1))}
-    stream = training.batches(
-        toys.random_store(41), window=8, batch_size=4, seed=5, rank=rank, world_size=world_size, **retrieved
-    )
+    share = {"batch_size": 4, "rank": rank, "world_size": world_size}
+    stream = training.batches(toys.random_store(41), window=8, seed=5, **share, **retrieved)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     return training.train(wrapped, optimizer, stream, SETTINGS, accumulate=2), optimizer
 
 
 def contents(folder):
     """Return all tensors of a checkpoint by file and name. Torch may write them in another order."""
-    return {
-        (file.name, name): tensor
-        for file in (folder / checkpoint.read_state(folder)["shards"]).iterdir()
-        for name, tensor in load_file(file).items()
-    }
+    files = (folder / checkpoint.read_state(folder)["shards"]).iterdir()
+    return {(file.name, name): tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def worker(rank, kind, name, folder):
@@ -71,10 +67,8 @@ def worker(rank, kind, name, folder):
     checkpoint.save(f"{folder}-again", wrapped, optimizer, step=3, position=6)
     assert torch.equal(torch.rand(8), drawn)  # every generator continues
     os.makedirs(f"{folder}-not/mine", exist_ok=True)
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
-        checkpoint.save(
-            f"{folder}-not", wrapped, optimizer
-        )  # in every process, so that no process waits for another that has left
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):  # in every process: none waits for another
+        checkpoint.save(f"{folder}-not", wrapped, optimizer)
     return history
 
 
@@ -86,18 +80,16 @@ def test_steps_equal_one_process(kind, name, tmp_path):
     want, optimizer = run(whole, 0, 1, name == "retro")
     assert [h["tokens"] for h in got] == [h["tokens"] for h in want] and len({h["tokens"] for h in want}) > 1
     for a, b in zip(got, want):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
-            b["gradient_norm"], rel=1e-4
-        )
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
     # A single process reads the checkpoint of two.
     restored = model(name)
     again = torch.optim.SGD(restored.parameters(), lr=0.1, momentum=0.9)
     checkpoint.load(tmp_path / "saved", restored, again)
     for (name, p), q in zip(whole.named_parameters(), restored.parameters(), strict=True):
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-5, msg=name)
-        torch.testing.assert_close(
-            again.state[q]["momentum_buffer"], optimizer.state[p]["momentum_buffer"], rtol=1e-4, atol=1e-5, msg=name
-        )
+        both = (of.state[tensor]["momentum_buffer"] for of, tensor in ((again, q), (optimizer, p)))
+        torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5, msg=name)
     saved, again = contents(tmp_path / "saved"), contents(tmp_path / "saved-again")
     assert saved.keys() == again.keys() and all(torch.equal(saved[name], again[name]) for name in saved)
     assert not torch.equal(whole.embedding.weight, model(name).embedding.weight)

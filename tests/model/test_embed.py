@@ -19,10 +19,8 @@ def store(tmp_path_factory):
 def bert():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=200, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-    )
-    return transformers.BertModel(config, add_pooling_layer=False).eval()
+    sizes = dict(vocab_size=200, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    return transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False).eval()
 
 
 def embedders(store, bert):
@@ -36,9 +34,8 @@ def test_a_row_depends_on_its_chunk_alone(store, bert, which):
     whole = embedder(chunks, lengths)
     assert whole.dtype == np.float32 and whole.shape == (30, embedder.dim)
     one = np.concatenate([embedder(chunks[i : i + 1], lengths[i : i + 1]) for i in range(30)])
-    np.testing.assert_allclose(
-        one, whole, rtol=0, atol=1e-6 * np.abs(whole).max()
-    )  # a GEMM may change the order of summation
+    most = np.abs(whole).max()  # a GEMM may change the order of summation
+    np.testing.assert_allclose(one, whole, rtol=0, atol=1e-6 * most)
     assert not np.array_equal(whole[0], whole[1])
     noise = np.where(np.arange(8) < lengths[:, None], chunks, 77)
     assert (lengths < 8).any()
@@ -125,10 +122,7 @@ def test_retokenized_goes_through_text(bert):
 
     def tokenizer(texts, **options):
         seen.extend(texts)
-        return {
-            "input_ids": torch.ones(len(texts), 3, dtype=torch.int64),
-            "attention_mask": torch.ones(len(texts), 3, dtype=torch.int64),
-        }
+        return dict.fromkeys(("input_ids", "attention_mask"), torch.ones(len(texts), 3, dtype=torch.int64))
 
     embedder = EncoderEmbedder(bert, prepare=retokenized(lambda ids: "-".join(map(str, ids)), tokenizer))
     embedder(np.array([[4, 5, 0]]), np.array([2]))

@@ -39,9 +39,8 @@ def test_a_document_is_its_own_by_name_in_another_store(tmp_path, parts):
     owner = np.array([*ordinals, -1])[subset.chunk_doc]
     assert not (store.chunk_doc[ids] == owner[:, None]).any()
     new = np.flatnonzero(subset.chunk_doc == 3)
-    assert np.array_equal(
-        store.chunks(ids[new, 0]), subset.chunks(new)
-    )  # "new" may retrieve the document that it copies
+    # "new" may retrieve the document that it copies
+    assert np.array_equal(store.chunks(ids[new, 0]), subset.chunks(new))
 
 
 @pytest.mark.parametrize("index", [None, "Flat"])

@@ -148,10 +148,8 @@ def workers_embed_and_search(store, folder, pool):
 
 def test_refusals(here, tmp_path):
     folder, _, database, _ = here
-    with (
-        disk.Lock(folder / "store" / ".shards.json.lock", "test"),
-        pytest.raises(disk.Busy, match="the token store is being built"),
-    ):
+    busy = pytest.raises(disk.Busy, match="the token store is being built")
+    with disk.Lock(folder / "store" / ".shards.json.lock", "test"), busy:
         build_sharded_store(folder / "store", [[]], Given())
     other = build_sharded_store(tmp_path / "other", [named()[:5], named()[5:]], Given(), chunk_len=8)
     with pytest.raises(ValueError, match="expected the 2 shards of the store; got 4"):

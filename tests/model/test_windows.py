@@ -28,9 +28,8 @@ def assert_same(loaded, wanted):
     for got, want in zip(loaded, wanted, strict=True):
         assert torch.equal(got["input_ids"], want.tokens)
         assert torch.equal(got["labels"], torch.where(want.real, want.tokens, -100))
-        assert torch.equal(got["neighbours"], want.neighbours) and torch.equal(
-            got["neighbour_mask"], want.neighbour_mask
-        )
+        assert torch.equal(got["neighbours"], want.neighbours)
+        assert torch.equal(got["neighbour_mask"], want.neighbour_mask)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -93,10 +92,9 @@ def retrofit_of(store):
 
     torch.manual_seed(0)
     decoder = decoders.llama(V, 2)
-    encoder = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
-    return transformers, RetrofitForCausalLM.from_decoder(
-        decoder, cca_layers=(2,), chunk_len=M, cca_output="fresh", **encoder
-    )
+    options = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
+    options |= dict(cca_layers=(2,), chunk_len=M, cca_output="fresh")
+    return transformers, RetrofitForCausalLM.from_decoder(decoder, **options)
 
 
 def test_the_trainer_resumes_exactly(tmp_path):
