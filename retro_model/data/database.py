@@ -15,7 +15,7 @@ from . import building, files, shards
 from .arrays import of_rows, row_lengths, within
 from .embed import Embedder
 from .faiss_index import FaissSearcher
-from .search import DenseSearcher, Searcher
+from .search import DenseSearcher
 from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
@@ -44,7 +44,7 @@ class ChunkDatabase:
 
     passage_chunks = 2
 
-    def __init__(self, store: TokenStore, searcher: Searcher) -> None:
+    def __init__(self, store: TokenStore, searcher: DenseSearcher) -> None:
         self.store, self.searcher = store, searcher
         self.identity = f"{store.identity} {searcher.name}"
         self._documents_of: dict[str, np.ndarray] = {}
@@ -110,12 +110,15 @@ class ChunkDatabase:
         folder = Path(folder)
         parts = shards.parts_of(folder, FORM.kind, MANIFEST, store)
         keys, checksums = zip(*(_keys(part, shard, embedder, verify) for part, shard in parts))
-        searcher = DenseSearcher(embedder, shards.joined(keys), store.chunk_doc, device=device)
-        if index is not None:
+        searched = embedder, shards.joined(keys), store.chunk_doc
+        if index is None:
+            searcher = DenseSearcher(*searched, device=device)
+        else:
             name = "".join(c if c.isalnum() else "-" for c in index)
             crc = checksums[0] if len(parts) == 1 else zlib.crc32(repr(list(checksums)).encode())
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
-            searcher = FaissSearcher(searcher, index, path, nprobe=nprobe, verify=verify, executor=executor)
+            how = {"device": device, "nprobe": nprobe, "verify": verify, "executor": executor}
+            searcher = FaissSearcher(*searched, index, path, **how)
         made, options = cls(store, searcher), {"index": index, "nprobe": nprobe, "device": device}
         made._again = functools.partial(cls.open, folder, store, embedder, verify=False, **options)
         return made
@@ -186,29 +189,23 @@ class ChunkDatabase:
         lengths = row_lengths("lengths", lengths, n, width)
         if exclude_doc is not None:
             exclude_doc = of_rows("exclude_doc", exclude_doc, n, -1, len(self.store.documents) - 1)
-        return self.searcher.search(chunks, lengths, int(k), exclude_doc)
+        return self.searcher.nearest(self.searcher.embedder(chunks, lengths), int(k), exclude_doc)
 
     def search_rows(
         self, store: TokenStore, rows: np.ndarray, k: int, *, exclude_doc: np.ndarray | None = None
     ) -> np.ndarray:
         """`search` for chunks of a store by their rows [n]. The database's own chunks are not embedded again."""
-        first_rows, exact = {self.store.identity: 0}, getattr(self.searcher, "exact", self.searcher)
+        first_rows = {self.store.identity: 0}
         if isinstance(self.store, shards.ShardedStore):
             first_rows |= {shard.identity: first for shard, first in zip(self.store.shards, self.store.tokens.starts)}
-        if store.identity not in first_rows or not hasattr(exact, "keys"):
+        if store.identity not in first_rows:
             return self.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude_doc)
         at = first_rows[store.identity] + np.asarray(rows)
-        return self.searcher.nearest(np.array(exact.keys[at], np.float32), k, exclude_doc)
+        return self.searcher.nearest(np.array(self.searcher.keys[at], np.float32), k, exclude_doc)
 
     def similarity(self, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Return the similarity of a store's chunks to their neighbours `ids` [n,k], see `DenseSearcher.similarity`.
-
-        Raises: ValueError for a searcher without embeddings.
-        """
-        exact = getattr(self.searcher, "exact", self.searcher)
-        if not hasattr(exact, "similarity"):
-            raise ValueError(f"database: expected a search by embeddings; got {self.searcher.name}")
-        return exact.similarity(exact.embedder(store.chunks(rows), store.lengths[rows]), ids)
+        """Return the similarity of a store's chunks to their neighbours `ids` [n,k], see `DenseSearcher.similarity`."""
+        return self.searcher.similarity(self.searcher.embedder(store.chunks(rows), store.lengths[rows]), ids)
 
     def values(self, ids):
         """Return the tokens of each chunk and of the next chunks of its document.

@@ -11,6 +11,7 @@ import torch
 
 from . import building, files
 from .building import library
+from .embed import Embedder
 from .search import KEYS_AT_ONCE, DenseSearcher
 from .shards import Joined
 
@@ -24,7 +25,7 @@ QUERIES_AT_ONCE = 64  # queries whose candidates' keys are in memory together
 RECALL_AT, RECALL_SAMPLE = (1, 2, 10), 512  # numbers of neighbours; number of queries
 
 
-class FaissSearcher:
+class FaissSearcher(DenseSearcher):
     """Nearest neighbours by a FAISS index, completed by the exact search.
 
     A search fetches a few more than k neighbours. A query that has fewer than k outside its document fetches four times
@@ -34,7 +35,7 @@ class FaissSearcher:
     8 candidates for each neighbour and sorts them by exact distance to the stored keys.
 
     Args:
-        exact: the searcher of the same keys.
+        embedder, keys, chunk_doc, device: of the exact search, see `DenseSearcher`.
         index: FAISS index factory string ("Flat", "IVF256,Flat", "HNSW32").
         path: file of the index.
         nprobe: lists that an IVF index visits.
@@ -46,17 +47,20 @@ class FaissSearcher:
 
     def __init__(
         self,
-        exact: DenseSearcher,
+        embedder: Embedder,
+        keys: np.ndarray,
+        chunk_doc: np.ndarray,
         index: str,
         path: Path,
         *,
+        device: str = "cpu",
         nprobe: int = 16,
         verify: bool = True,
         executor: Executor | None = None,
     ) -> None:
-        self.exact, keys = exact, exact.keys
+        super().__init__(embedder, keys, chunk_doc, device=device)
         self.rerank = RERANKED if any(code in index for code in LOSSY) else 0
-        self.name = f"faiss {index} nprobe={nprobe} {exact.embedder.name}"
+        self.name = f"faiss {index} nprobe={nprobe} {embedder.name}"
         self.name += f" rerank={self.rerank}" if self.rerank else ""
         merged = building.mergeable(made(keys.shape[1], index))
         form = files.Form("index", (path.name, path.name + building.LISTS) if merged else (path.name,))
@@ -73,18 +77,12 @@ class FaissSearcher:
                     build.adopt(path.name, building.written(whole, path.with_name(path.name + ".whole")))
                 build.finish()
         kept = building.opened(path) if merged else library().read_index(str(path))
-        if (kept.ntotal, kept.d) != keys.shape or kept.metric_type != library().METRIC_L2:
-            raise ValueError(f"{path}: expected {list(keys.shape)} vectors, L2; got {[kept.ntotal, kept.d]}")
         inverted = library().try_extract_index_ivf(kept)
         if inverted is not None:
             inverted.nprobe = nprobe
-        self.index = _on_device(kept, exact.device)
-
-    def search(self, chunks, lengths, k, exclude_doc):
-        return self.nearest(self.exact.embedder(chunks, lengths), k, exclude_doc)
+        self.index = _on_device(kept, device)
 
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """Return ids int64 [n,k] of the chunks nearest to embeddings float32 [n, dim]."""
         hits = np.full((len(queries), k), -1, np.int64)
         left, fetch = np.arange(len(queries)), max(k if exclude_doc is None else k + EXCLUDED_AT_FIRST, self.rerank * k)
         while len(left):
@@ -92,8 +90,8 @@ class FaissSearcher:
             ids = self.index.search(np.ascontiguousarray(queries[left]), fetch)[1]
             usable = ids >= 0
             if exclude_doc is not None:
-                usable &= self.exact.chunk_doc[np.maximum(ids, 0)] != np.asarray(exclude_doc)[left, None]
-            away = _distances(self.exact.keys, queries[left], np.where(usable, ids, -1)) if self.rerank else ~usable
+                usable &= self.chunk_doc[np.maximum(ids, 0)] != np.asarray(exclude_doc)[left, None]
+            away = _distances(self.keys, queries[left], np.where(usable, ids, -1)) if self.rerank else ~usable
             order = np.argsort(away, axis=1, kind="stable")[:, :k]
             enough = usable.sum(1) >= k
             hits[left[enough]] = np.take_along_axis(ids, order, 1)[enough]
@@ -103,7 +101,7 @@ class FaissSearcher:
             fetch *= 4
         if len(left):
             excluded = None if exclude_doc is None else np.asarray(exclude_doc)[left]
-            hits[left] = self.exact.nearest(queries[left], k, excluded)
+            hits[left] = super().nearest(queries[left], k, excluded)
         return hits
 
     @functools.cached_property
@@ -113,15 +111,14 @@ class FaissSearcher:
         The queries are keys drawn at random; each search excludes the key's own document. A neighbour counts if it is
         no farther than the k-th of the exact search, so equal chunks are interchangeable.
         """
-        exact = self.exact
-        rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:RECALL_SAMPLE])
-        queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
-        ks = [k for k in RECALL_AT if k <= len(exact.keys)]
-        nearest = _distances(exact.keys, queries, exact.nearest(queries, max(ks), documents))
+        rows = np.sort(np.random.default_rng(0).permutation(len(self.keys))[:RECALL_SAMPLE])
+        queries, documents = np.array(self.keys[rows], np.float32), np.asarray(self.chunk_doc[rows])
+        ks = [k for k in RECALL_AT if k <= len(self.keys)]
+        nearest = _distances(self.keys, queries, super().nearest(queries, max(ks), documents))
         recall = {}
         for k in ks:
             want = nearest[:, :k]
-            got = _distances(exact.keys, queries, self.nearest(queries, k, documents))
+            got = _distances(self.keys, queries, self.nearest(queries, k, documents))
             exist = np.isfinite(want)
             farthest = np.where(exist, want, -np.inf).max(1, keepdims=True)
             recall[k] = float(((got <= farthest) & exist).sum() / max(1, exist.sum()))

@@ -5,8 +5,6 @@ All return k candidates if there are that many, however many chunks of the exclu
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 
@@ -16,15 +14,6 @@ from .embed import Embedder
 
 KEYS_AT_ONCE = 1 << 17  # embeddings in memory while scanning
 QUERIES_AT_ONCE = 4096
-
-
-class Searcher(Protocol):
-    """Protocol of searchers. name: identifies the method and its settings."""
-
-    name: str
-
-    def search(self, chunks: np.ndarray, lengths: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """Return ids int64 [n,k], nearest first, -1 if there are fewer; exclude_doc [n] (-1: none)."""
 
 
 class DenseSearcher:
@@ -43,11 +32,11 @@ class DenseSearcher:
         self.embedder, self.keys, self.chunk_doc, self.device = embedder, keys, chunk_doc, device
         self.name = f"exact-l2 {embedder.name}"
 
-    def search(self, chunks, lengths, k, exclude_doc):
-        return self.nearest(self.embedder(chunks, lengths), k, exclude_doc)
-
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """Return ids int64 [n,k] of the chunks nearest to embeddings float32 [n, dim]."""
+        """Return ids int64 [n,k] of the chunks nearest to embeddings float32 [n, dim]; -1 if there are fewer.
+
+        exclude_doc: document of each query that is left out [n], -1: none.
+        """
 
         def moved(array, dtype):
             return torch.from_numpy(np.array(array, dtype)).to(self.device)[None]  # a copy: a memory map is read-only

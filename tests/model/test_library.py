@@ -350,8 +350,6 @@ def test_passages_that_resemble_their_chunk_too_little_are_not_read(tmp_path):
     there = np.array([[0, 1, -1], [4, 5, 6]])
     batch = training.gather(store, there, ids, database, scores=True)
     assert np.array_equal(batch.neighbour_scores, np.where(there[..., None] < 0, -np.inf, got[there]))
-    with pytest.raises(ValueError, match="database: expected a search by embeddings; got by words"):
-        ChunkDatabase(store, SimpleNamespace(name="by words")).similarity(store, rows, ids)
     least = float(np.median(got))
     assert np.array_equal(Searched(database, 3, least)[rows], np.where(got < least, -1, ids))
     parts = store, keys, database.searcher.embedder, SimpleNamespace(decode_bytes=lambda ids: b"x")

@@ -67,7 +67,7 @@ def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, 
     assert (tmp_path / "d" / "00000" / "keys.npy").stat().st_size < len(store.shards[0]) * 64 + 200
     hits = built.search(**queries(store))
     assert (hits >= 0).all() and (store.chunk_doc[hits] != queries(store)["exclude_doc"][:, None]).all()
-    keys, asked = built.searcher.exact.keys, embedder(queries(store)["chunks"], queries(store)["lengths"])
+    keys, asked = built.searcher.keys, embedder(queries(store)["chunks"], queries(store)["lengths"])
     away = ((keys[hits].astype(np.float64) - asked[:, None]) ** 2).sum(-1)
     assert (np.diff(away, axis=1) >= 0).all()  # in the order of exact distances
     shutil.move(tmp_path / "d", tmp_path / "elsewhere")
