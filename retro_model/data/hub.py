@@ -14,7 +14,7 @@ from .tokens import Encoder, byte_alphabet
 
 
 class HubTokenizer:
-    """`Encoder` of any tokenizer of `transformers` or `tokenizers`.
+    """`Encoder` of any fast tokenizer of `transformers`, or of `tokenizers`.
 
         store = build_store(folder, rows, AutoTokenizer.from_pretrained("gpt2"), bos=True)
 
@@ -35,28 +35,25 @@ class HubTokenizer:
 
     def __init__(self, tokenizer) -> None:
         self.theirs = tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", tokenizer if hasattr(tokenizer, "to_str") else None)
-        self._fast, decoder = None, ""
-        if backend is not None:
-            # a copy, so that the caller's padding and truncation stay
-            self._fast = type(backend).from_str(backend.to_str())
-            self._fast.no_padding()
-            self._fast.no_truncation()
-            self._fast.encode_special_tokens = True
-            decoder = json.dumps(json.loads(backend.to_str()).get("decoder"))
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        form = backend.to_str()
+        self._fast = type(backend).from_str(form)  # a copy, so that the caller's padding and truncation stay
+        self._fast.no_padding()
+        self._fast.no_truncation()
+        self._fast.encode_special_tokens = True
         vocabulary = tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1
         self.bos_id = getattr(tokenizer, "bos_token_id", None)
         self.eos_id = getattr(tokenizer, "eos_token_id", None)
         special = set(getattr(tokenizer, "all_special_ids", ()))
-        self.exact = "ByteLevel" in decoder
+        self.exact = "ByteLevel" in json.dumps(json.loads(form).get("decoder"))
         self._pieces = {n: b"" if n in special else _bytes_of(token, self.exact) for token, n in vocabulary.items()}
         self.byte_lengths = np.array([len(self._pieces.get(n, b"")) for n in range(self.vocab_size)], np.int64)
         if not self.exact:
             why = f"{type(tokenizer).__name__} is not byte-level; bytes of the decoded tokens are counted"
             warnings.warn(f"tokenizer: {why}", stacklevel=3)
         digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
-        digest.update(backend.to_str().encode() if backend is not None else type(tokenizer).__name__.encode())
+        digest.update(form.encode())
         self.name = f"{type(tokenizer).__name__}-{self.vocab_size}-{digest.hexdigest()[:16]}"
 
     @classmethod
@@ -68,9 +65,7 @@ class HubTokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int64, without special tokens."""
-        if self._fast is not None:
-            return [np.array(e.ids, np.int64) for e in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
-        return [np.array(self.theirs.encode(text, add_special_tokens=False), np.int64) for text in texts]
+        return [np.array(e.ids, np.int64) for e in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids of one text, int64."""
@@ -90,10 +85,10 @@ def as_encoder(tokenizer) -> Encoder:
     """Return an `Encoder` unchanged and a Hugging Face tokenizer as `HubTokenizer`; otherwise raise TypeError."""
     if all(hasattr(tokenizer, name) for name in ("name", "vocab_size", "byte_lengths", "encode_batch")):
         return tokenizer
-    if hasattr(tokenizer, "get_vocab") and any(hasattr(tokenizer, n) for n in ("to_str", "convert_ids_to_tokens")):
+    if hasattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str"):
         return HubTokenizer(tokenizer)
-    want = "a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a tokenizer of transformers"
-    raise TypeError(f"tokenizer: expected {want} or tokenizers; got {type(tokenizer).__name__}")
+    want = "a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a fast tokenizer"
+    raise TypeError(f"tokenizer: expected {want} of transformers or tokenizers; got {type(tokenizer).__name__}")
 
 
 def _bytes_of(token: str, byte_level: bool) -> bytes:

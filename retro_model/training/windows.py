@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -13,9 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from retro_model.base.checks import RETRIEVED
 
 from .batches import Batch, batches
-
-if TYPE_CHECKING:
-    from retro_model.data.database import ChunkDatabase
 
 IGNORED = -100  # the label of a token that does not count
 AHEAD = 4  # batches that each worker holds ready
@@ -36,35 +31,19 @@ class WindowDataset(IterableDataset):
     reading past them; with `ignore_data_skip=True` and `start` it reads nothing twice.
 
     Args:
-        store, window, seed, neighbours, database, k, scores, starts, start: see `batches`.
         batch_size: the DataLoader's, of each process.
-        rank, world_size: this process and their number, if each has a DataLoader of its own (Lightning with
+        world_size: number of processes, if each has a DataLoader of its own (Lightning with
             use_distributed_sampler=False). The Trainer distributes the rows itself.
+        start: position to begin at.
+        options: window, seed, neighbours, database, k, scores, starts and rank of `batches`.
 
     Raises: ValueError: as `batches`.
     """
 
-    def __init__(
-        self,
-        store,
-        *,
-        window: int,
-        batch_size: int,
-        seed: int,
-        neighbours: np.ndarray | None = None,
-        database: ChunkDatabase | None = None,
-        k: int | None = None,
-        scores: bool = False,
-        starts: np.ndarray | None = None,
-        start: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ):
+    def __init__(self, store, *, batch_size: int, world_size: int = 1, start: int = 0, **options):
         super().__init__()
         self.store = store
-        self.options = {"window": window, "batch_size": batch_size * world_size, "seed": seed, "starts": starts}
-        self.options |= {"neighbours": neighbours, "database": database, "k": k, "scores": scores}
-        self.options |= {"rank": rank, "world_size": world_size}
+        self.options = options | {"batch_size": batch_size * world_size, "world_size": world_size}
         self.set_start(start)
 
     def set_start(self, start: int) -> None:
