@@ -58,9 +58,8 @@ def retrofit(
             `OwnAttention`; its changes are cca_layers (None: all), chunk_len=32, neighbour_len=64, bias=-1.0 (the start
             of every head's), sink_token (the token before each neighbour; None: the decoder's bos_token_id, else 0)
             rank=0 (of low-rank maps a head), score_bias=False (whether the retrieval scores are attended by),
-            prefix=() (tokens in front of every text and neighbour, the first of them a sink: text of the library),
-            copying=False (whether tokens of neighbours are copied, by numbers that have to be fitted) and second_look=
-            False (whether complete chunks are read again with their own neighbours).
+            prefix=() (tokens in front of every text and neighbour, the first of them a sink: text of the library) and
+            copying=False (whether tokens of neighbours are copied, by numbers that have to be fitted).
             All arguments below but `backend` are of "new".
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.

@@ -83,7 +83,6 @@ class OwnConfig:
         score_bias: whether to add the neighbour's retrieval score, times one trained slope per head, to its logits.
         prefix: tokens in front of every text and every neighbour; empty for none.
         copying: whether tokens of neighbours can be copied, see `own_copy.Copying`.
-        second_look: whether a complete chunk is read a second time, with its own neighbours; see `OwnAttention`.
     """
 
     vocab_size: int
@@ -98,7 +97,6 @@ class OwnConfig:
     score_bias: bool = False
     prefix: tuple[int, ...] = ()
     copying: bool = False
-    second_look: bool = False
 
     retrieves = True
 
@@ -109,7 +107,7 @@ class OwnConfig:
             checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
-        for name in ("score_bias", "copying", "second_look"):
+        for name in ("score_bias", "copying"):
             checks.flag(name, getattr(self, name))
         for token in self.prefix:
             checks.integer("prefix", token, low=0, high=self.vocab_size - 1)
@@ -119,7 +117,7 @@ class OwnConfig:
 
     def to_dict(self) -> dict:
         """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias", "copying", "second_look")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias", "copying")
         lists = {"cca_layers": list(self.cca_layers), "prefix": list(self.prefix)}
         return {"neighbours": "own"} | lists | {n: getattr(self, n) for n in names}
 
@@ -151,11 +149,6 @@ class OwnAttention(FrozenDecoder):
 
     If copying is set, `Copying` mixes the tokens of the neighbours of all chunks so far into the distribution. Its
     numbers have to be fitted. Neighbours are then read through the last layer, and their last states are kept.
-
-    If second_look is set, a call with neighbours computes every token twice. The second look attends the neighbours of
-    the token's own chunk, with i = p mod M, and second looks. The first look attends the second looks of earlier
-    chunks, the first looks of its own chunk, and neighbours as above; its logits are returned. This serves whole texts,
-    without a cache or padding on the left.
 
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
@@ -367,13 +360,9 @@ class OwnAttention(FrozenDecoder):
         began, attention = time.perf_counter(), self.seconds["attention"]
         hidden: list[Tensor] = []
         with contextlib.ExitStack() as stack:
-            if attending.copied is not None or attending.looks == 2:
-                keep = functools.partial(_first_looks, len(tokens), hidden)
+            if attending.copied is not None:
+                keep = lambda base, args, out: hidden.append(out[0])  # noqa: E731
                 stack.enter_context(base_of(self.decoder).base_model.register_forward_hook(keep))
-            if attending.looks == 2:
-                rows = {name: options[name] for name in ("attention_mask", "position_ids") if name in options}
-                options |= {name: t.expand(len(tokens), -1).repeat(2, 1) for name, t in rows.items() if t is not None}
-                tokens = tokens.repeat(2, 1)
             out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         if attending.copied is not None:
             out.logits = self.copying(out.logits, hidden[0], attending.copied)
@@ -398,8 +387,6 @@ class OwnAttention(FrozenDecoder):
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
             return alone
-        if self.config.second_look and (cache is not None or padding):
-            raise ValueError("second_look: expected whole texts without padding on the left and without a cache")
         neighbour_mask = checks.token_mask(neighbour_mask, neighbours)
         live, pools, before = neighbour_mask.any(-1), [], None
         place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
@@ -420,7 +407,6 @@ class OwnAttention(FrozenDecoder):
         if not pools:
             return alone
         laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask, scores), before)
-        laid = laid.twice(self.config.chunk_len) if self.config.second_look else laid
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
         last = None
         if cache is not None and laid.last is not None:
@@ -448,11 +434,7 @@ class OwnAttention(FrozenDecoder):
         index = index.clamp(min=0)  # padding gets position 0
         lead = len(self.config.prefix)
         here = lead + (index if positions is None else positions)
-        index = index + 1
-        if self.config.second_look:  # rows of first looks, then of second looks
-            index = torch.cat([index, index - 1]).repeat_interleave(len(first), 0)
-            here = here.expand(len(first), -1).repeat(2, 1)
-        there = (lead or 1) + neighbour_len + index % m
+        there = (lead or 1) + neighbour_len + (index + 1) % m
         turns = {kind: self._rotations(kind, here, there) for kind in set(kinds) if kind is not None}
         return [turns.get(kind) for kind in kinds]
 
@@ -466,13 +448,6 @@ class OwnAttention(FrozenDecoder):
         return QueryRotations.between(
             *(tuple(t.to(wide).unsqueeze(2) for t in tables(at, *name)) for at in (here, there))
         )
-
-
-def _first_looks(count: int, hidden: list[Tensor], base: nn.Module, args: tuple, out):
-    """Hook of the base model: hand the first `count` rows of its last states to the readout, and keep them."""
-    if len(out[0]) > count:
-        out.last_hidden_state = out[0][:count]
-    hidden.append(out[0])
 
 
 def ropes_of(config) -> dict[str, dict]:

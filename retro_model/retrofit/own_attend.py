@@ -179,12 +179,6 @@ class Slots(NamedTuple):
         place, mask = (t.movedim(2, 0).flatten(0, 1).unsqueeze(2) for t in (self.place, self.mask))
         return self._replace(query_start=start if isinstance(start, int) else start.repeat(k), place=place, mask=mask)
 
-    def twice(self, m: int) -> Slots:
-        """Return them for first looks, then second looks, which attend what first looks attend m - 1 tokens later."""
-        start = torch.arange(2, device=self.mask.device).repeat_interleave(len(self.mask)) * (m - 1)
-        doubled = (t.repeat(2, *[1] * (t.dim() - 1)) for t in (self.place, self.mask, self.scores))
-        return Slots(start, *doubled, None)
-
 
 def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], held: Sequence[Tensor] | None) -> Slots:
     """Lay out the chunks that `count` columns attend. Rows begin at positions `first` (-s: s columns of padding).
@@ -297,7 +291,6 @@ class Attending:
     ):
         self.model, self.pool, self.laid, self.turns, self.starts = model, pool, laid, turns, starts
         self.prefix, self.total, self.last, self.copied, self.parts = prefix, total, last, copied, 1
-        self.looks = 1 if laid is None or not model.config.second_look else 2  # the second half of the rows looks again
         if laid is not None and model.config.score_bias:
             self.scores = laid.token_scores(count, model.config.chunk_len)
             self.laid, self.parts = laid.apart(), len(self.scores)
@@ -305,15 +298,15 @@ class Attending:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None):
         """Return [B,N,H,D]: one softmax over the prefix, the text's own keys and its neighbours'.
 
-        Return None in a layer that attends neither, where the attention is the decoder's, unless tokens look twice.
+        Return None in a layer that attends neither, where the attention is the decoder's.
         """
         place = None if self.pool is None else self.model.layers.get(layer)
-        if place is None and self.prefix is None and self.looks == 1:
+        if place is None and self.prefix is None:
             return None
         began = time.perf_counter()
         if window is None and key.shape[1] != self.total:
             raise ValueError(f"cache: expected keys of the {self.total} columns so far; got {key.shape[1]}")
-        own = (self._own if self.looks == 1 else self._twice)(layer, query, key, value, window, scale)
+        own = self._own(layer, query, key, value, window, scale)
         out = own[0] if place is None else self._merged(place, query, *own, scale)
         self.model.seconds["attention"] += time.perf_counter() - began
         return out
@@ -324,24 +317,12 @@ class Attending:
         starts = [start - dropped for start in self.starts or ()]
         key_mask = left_mask(starts, key.shape[1], key.device) if any(start > 0 for start in starts) else None
         # Such a cache drops a row's tokens only after the window has left the prefix behind.
-        if self.prefix is not None and (not dropped or key_mask is not None or self.looks == 2):
+        if self.prefix is not None and (not dropped or key_mask is not None):
             key, value = self.prefix.before(layer, key, value)
             if key_mask is not None:
                 key, value, key_mask = _after_padding(key, value, self.prefix.length, starts)
         options = {"causal": True, "window": window, "key_mask": key_mask, "scale": scale, "return_lse": True}
         return rk.relative_attention(query, key, value, **options, backend=self.model.backend)
-
-    def _twice(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options):
-        """Return `_own` of rows of first looks, then of second looks. A chunk of the former continues the latter."""
-        m, rows = self.model.config.chunk_len, len(query) // 2
-        second = self._own(layer, query[rows:], key[rows:], value[rows:], *options)
-        first = []
-        for start in range(0, self.total, m):
-            now = slice(start, start + m)
-            keys, values = (torch.cat((t[rows:, :start], t[:rows, now]), 1) for t in (key, value))
-            first.append(self._own(layer, query[:rows, now], keys, values, *options))
-        outs, lses = zip(*first)
-        return torch.cat((torch.cat(outs, 1), second[0])), torch.cat((torch.cat(lses, 2), second[1]))
 
     def _merged(self, place: int, query: Tensor, own: Tensor, own_lse: Tensor, scale: float) -> Tensor:
         """Return one softmax over what `own` attended and the neighbours."""

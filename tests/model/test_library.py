@@ -283,7 +283,7 @@ def test_no_interval_is_printed_over_few_documents(compared):
 
 
 def test_the_contenders_share_what_was_read_of_neighbours(compared):
-    names = [n for n in NAMES if n.startswith("own") and not n.endswith(("+copy", "+both"))]  # keep last states too
+    names = [n for n in NAMES if n.startswith("own") and not n.endswith("+copy")]  # keep last states too
     facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in names}
     assert (compared[0] / "said.txt").read_text().count("states of neighbours are kept in") == 1
     every, near = facts.pop("own-all"), facts["own"]["neighbours"]

@@ -106,7 +106,7 @@ def own(name: str, trained: bool = True, **changes):
 
 def joint_logits(before, model, tokens, neighbours, mask, scores=None, **changes):
     options = dict(bias=model.bias, scale=model.scale, slope=model.slope, chunk_len=M, sink=1)
-    options |= {"layers": list(model.config.cca_layers), "second_look": model.config.second_look}
+    options["layers"] = list(model.config.cca_layers)
     rows = zip(tokens, neighbours, mask, [None] * len(tokens) if scores is None else scores)
     return torch.stack([joint.logits(before, *row, scores=of, **options | changes) for *row, of in rows])
 

@@ -150,11 +150,10 @@ def retrofitted(
     every: bool = False,
     prefix: bool = False,
     copying: bool = False,
-    second: bool = False,
 ) -> Contender:
     """The decoder with RETRO's new layers, or the decoder that attends neighbours with its own attention.
 
-    rank, score_bias, prefix, second (look): options of own attention. every: attend dissimilar neighbours too. copying:
+    rank, score_bias, prefix: options of own attention. every: attend dissimilar neighbours too. copying:
     copy from neighbours, if the fit keeps it.
     """
     torch.manual_seed(s.fit.seed)
@@ -162,7 +161,6 @@ def retrofitted(
     decoder = s.decoder if own else read_decoder(s.decoder_folder)
     layers = s.layers if own else None
     options = changes(attention, s.sizes, decoder.config.num_hidden_layers, layers, rank, score_bias)
-    options |= {"second_look": True} if second else {}
     model = retrofit(decoder, **options | ({"prefix": s.prefix} if prefix else {}))
     if own and s.states is not None and not s.states.exists():
         count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
@@ -173,9 +171,7 @@ def retrofitted(
     if trained:
         rate = s.fit.max_lr if own and not rank else RATES["low-rank" if rank else attention]
         how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if own else None)
-        folder = (
-            s.folder / f"{attention}-{rank}{'-score' * score_bias}{'-prefix' * prefix}{'-second' * second}-{how.seed}"
-        )
+        folder = s.folder / f"{attention}-{rank}{'-score' * score_bias}{'-prefix' * prefix}-{how.seed}"
         batches = functools.partial(stream, s.library, s.sizes, how, scores=score_bias)
         facts = fit(model, batches, how, s.sizes, folder, s.show)
         facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -213,7 +209,6 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own-gates+prefix": functools.partial(retrofitted, attention="own", prefix=True),
     "own-gates+copy": functools.partial(retrofitted, attention="own", copying=True),
     "own-gates+prefix+copy": functools.partial(retrofitted, attention="own", prefix=True, copying=True),
-    "own-gates+prefix+both": functools.partial(retrofitted, attention="own", prefix=True, copying=True, second=True),
     "own-score": functools.partial(retrofitted, attention="own", score_bias=True),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
@@ -228,7 +223,7 @@ def decoder_tokens(s: Setting, name: str, documents: int, random_documents: int)
     if name.startswith("in-context"):
         each = sizes.window / sizes.chunk_len + read
     else:
-        each = sizes.window / sizes.stride * (1 + name.endswith("+both")) + read * name.startswith("own")
+        each = sizes.window / sizes.stride + read * name.startswith("own")
     scored = each * passes / len(s.library.held_out.documents) * s.library.facts["held_out_tokens"]
     trained = s.fit.steps * s.fit.batch_size * sizes.window * (3 + read) if name in TRAINED else 0
     return scored + trained + (s.datastore_tokens * sizes.window / sizes.stride if name == "knn" else 0)

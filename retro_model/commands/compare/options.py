@@ -21,7 +21,6 @@ CONTENDERS = {
     "own-gates+prefix": "own attention, bias and scale trained, shared prefix",
     "own-gates+copy": "own attention, bias and scale trained, copying",
     "own-gates+prefix+copy": "own attention, bias and scale trained, shared prefix, copying",
-    "own-gates+prefix+both": "own attention, bias and scale trained, shared prefix, copying and second look",
     "own-score": "own attention, slope of the similarity trained too",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
