@@ -44,7 +44,6 @@ from .own_attend import (
     register,
     slots,
 )
-from .own_copy import Copying, Entries
 
 ROTARY = (
     *("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3"),
@@ -82,7 +81,6 @@ class OwnConfig:
         rank: rank of the low-rank maps of queries and attention outputs; 0 for no maps.
         score_bias: whether to add the neighbour's retrieval score, times one trained slope per head, to its logits.
         prefix: tokens in front of every text and every neighbour; empty for none.
-        copying: whether tokens of neighbours can be copied, see `own_copy.Copying`.
     """
 
     vocab_size: int
@@ -96,7 +94,6 @@ class OwnConfig:
     rank: int = 0
     score_bias: bool = False
     prefix: tuple[int, ...] = ()
-    copying: bool = False
 
     retrieves = True
 
@@ -107,8 +104,7 @@ class OwnConfig:
             checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
-        for name in ("score_bias", "copying"):
-            checks.flag(name, getattr(self, name))
+        checks.flag("score_bias", self.score_bias)
         for token in self.prefix:
             checks.integer("prefix", token, low=0, high=self.vocab_size - 1)
         if self.max_len < 1:
@@ -117,7 +113,7 @@ class OwnConfig:
 
     def to_dict(self) -> dict:
         """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias", "copying")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias")
         lists = {"cca_layers": list(self.cca_layers), "prefix": list(self.prefix)}
         return {"neighbours": "own"} | lists | {n: getattr(self, n) for n in names}
 
@@ -147,9 +143,6 @@ class OwnAttention(FrozenDecoder):
     neighbour. The slopes are initialised to zero. Neighbours are then attended one at a time, because a constant shift
     of a neighbour's logits is the same as adding the constant to its log-sum-exp.
 
-    If copying is set, `Copying` mixes the tokens of the neighbours of all chunks so far into the distribution. Its
-    numbers have to be fitted. Neighbours are then read through the last layer, and their last states are kept.
-
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
@@ -161,7 +154,6 @@ class OwnAttention(FrozenDecoder):
         slope: [attending layers, heads], factor of the retrieval score; None without score_bias.
         query_down, value_down: [attending layers, heads, D, r]; None at rank 0.
         query_up, value_up: [attending layers, heads, r, D]; None at rank 0.
-        copying: a `Copying`; None for none.
         seconds: host time spent so far in calls with neighbours, by part: encoding neighbours ("reading"), attention in
             attending layers ("attention"), and the rest of the decoder ("decoder").
 
@@ -181,7 +173,6 @@ class OwnAttention(FrozenDecoder):
             up = nn.Parameter(torch.zeros(*shape, rank, width, **self.where)) if rank else None
             self.register_parameter(f"{name}_down", down)
             self.register_parameter(f"{name}_up", up)
-        self.copying = Copying(base_of(decoder).config.hidden_size, **self.where) if config.copying else None
         self.backend = backend
         self.seconds = {"decoder": 0.0, "reading": 0.0, "attention": 0.0}
         self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
@@ -191,10 +182,6 @@ class OwnAttention(FrozenDecoder):
     @property
     def always_attends(self) -> bool:
         return bool(self.config.prefix)
-
-    @property
-    def changes_logits(self) -> bool:
-        return self.config.copying
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[ReadingCache]:
@@ -210,7 +197,7 @@ class OwnAttention(FrozenDecoder):
         on_disk = None
         if folder is not None:
             before = self.config.prefix or self.config.sink_token
-            facts = (self.config.cca_layers, before, autocast_types(), self._described(), self.config.copying)
+            facts = (self.config.cca_layers, before, autocast_types(), self._described())
             name = digest([self.decoder], *facts)
             on_disk = DiskCache(Path(folder) / name, next(self.decoder.parameters()).dtype, self._state())
         before, self._kept = self._kept, ReadingCache(max_bytes, on_disk)
@@ -227,29 +214,21 @@ class OwnAttention(FrozenDecoder):
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
         """Return the size in bytes of one neighbour's states."""
         length = neighbour_len or self.config.neighbour_len
-        return sum(map(math.prod, self._shapes(length))) * next(self.decoder.parameters()).itemsize
+        return math.prod(self._shape(length)) * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
         """Return the number of key heads G and the head dimension D."""
         return heads_of(base_of(self.decoder).config)[1:]
 
-    def _shapes(self, length: int) -> tuple[tuple[int, ...], tuple[int, int]]:
-        """Return the shapes [A,2,R,G,D] of a neighbour's keys and values and [R,d] of its last states."""
-        width = 0 if self.copying is None else len(self.copying.centre)
-        return (len(self.layers), 2, length, *self._head()), (length, width)
-
-    def _parts(self, states: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return views of flat states: keys and values [...,A,2,R,G,D] and last states [...,R,d]."""
-        near, last = self._shapes(length)
-        parts = states.split([math.prod(near), math.prod(last)], -1)
-        return parts[0].unflatten(-1, near), parts[1].view(*states.shape[:-1], *last)
+    def _shape(self, length: int) -> tuple[int, ...]:
+        """Return the shape [A,2,R,G,D] of a neighbour's keys and values in the A attending layers."""
+        return len(self.layers), 2, length, *self._head()
 
     @torch.no_grad()
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
         """Encode each of the neighbours int64 [U,R] separately.
 
-        Return flat states [U,F]: the keys and values [A,2,R,G,D] of the A attending layers and, if the model copies,
-        the decoder's last states [R,d].
+        Return the keys and values of the A attending layers [U,A,2,R,G,D].
         """
         began = time.perf_counter()
         register()
@@ -261,16 +240,12 @@ class OwnAttention(FrozenDecoder):
         else:
             options["position_ids"] = prefix.length + torch.arange(length, device=texts.device)[None]
         weight = next(self.decoder.parameters())
-        size = self.neighbour_bytes(length) // weight.itemsize
-        states = torch.empty(len(texts), size, dtype=weight.dtype, device=weight.device)
+        states = torch.empty(len(texts), *self._shape(length), dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
-            near, last = self._parts(into, length)
-            reading = NeighbourPass(self.layers, near, prefix, self.backend, whole=self.config.copying)
+            reading = NeighbourPass(self.layers, into, prefix, self.backend)
             with contextlib.suppress(StopReading):
-                read = base(part, **options, **{ARGUMENT: reading})
-                if self.config.copying:
-                    last.copy_(read.last_hidden_state[:, -length:])
+                base(part, **options, **{ARGUMENT: reading})
             if not reading.done:
                 raise RuntimeError(f"decoder: {type(base).__name__} does not hand keywords to its attention")
         self.seconds["reading"] += time.perf_counter() - began
@@ -296,7 +271,7 @@ class OwnAttention(FrozenDecoder):
             self._pool(part)
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states [U,F] of the distinct neighbours in `neighbours` [S,R].
+        """Return the states [U,A,2,R,G,D] of the distinct neighbours in `neighbours` [S,R].
 
         Return also, for each row, the index [S] of its states.
         """
@@ -350,27 +325,16 @@ class OwnAttention(FrozenDecoder):
         attending = self._attending(tokens, retrieved, starts, cache, positions)
         if attending is None:
             return self.decoder(tokens, **options)
-        if attending.copied is not None and isinstance(options.get("logits_to_keep"), Tensor):
-            raise ValueError("logits_to_keep: expected a number of last tokens with copying; got a tensor")
         register()
         if attending.prefix is not None:
             length = 0 if cache is None else cache.length
             index = torch.arange(length, length + tokens.shape[1], device=tokens.device)[None]
             options["position_ids"] = attending.prefix.length + (index if positions is None else positions)
         began, attention = time.perf_counter(), self.seconds["attention"]
-        hidden: list[Tensor] = []
-        with contextlib.ExitStack() as stack:
-            if attending.copied is not None:
-                keep = lambda base, args, out: hidden.append(out[0])  # noqa: E731
-                stack.enter_context(base_of(self.decoder).base_model.register_forward_hook(keep))
-            out = self.decoder(tokens, **options, **{ARGUMENT: attending})
-        if attending.copied is not None:
-            out.logits = self.copying(out.logits, hidden[0], attending.copied)
+        out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         if cache is not None and attending.last is not None:
             cache.states, cache.neighbour_mask, cache.scores = attending.last
-        if cache is not None and attending.copied is not None:
-            cache.copied = attending.copied.after(tokens.shape[1])
         return out
 
     def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
@@ -382,7 +346,6 @@ class OwnAttention(FrozenDecoder):
         padding = starts if any(starts) else None
         prefix = self.prefix_states()
         alone = Attending(self, prefix, None, None, tokens.shape[1], total, None, padding, None) if prefix else None
-        copied = None if cache is None else cache.copied
         if neighbours is None and held is not None:
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
@@ -395,10 +358,6 @@ class OwnAttention(FrozenDecoder):
         if live.numel() and live.any():  # skip `any`, which waits for a GPU, if no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
-            if self.copying is not None:
-                last = self._parts(pool, neighbours.shape[-1])[1][place]
-                new = Entries.of(last, neighbours, neighbour_mask, first, self.config.chunk_len)
-                copied = new if copied is None else Entries(*(torch.cat(pair, 1) for pair in zip(copied, new)))
         if held is not None:
             held_place = torch.arange(held.shape[0] * held.shape[1], device=tokens.device).view(held.shape[:2])
             held_place += len(pools[0]) if pools else 0
@@ -413,8 +372,7 @@ class OwnAttention(FrozenDecoder):
             rows = torch.arange(cache.batch, device=tokens.device)
             last = (pool[laid.place[rows, laid.last]], *(t[rows, laid.last].clone() for t in (laid.mask, laid.scores)))
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
-        pool = self._parts(pool, laid.mask.shape[-1])[0]
-        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, padding, last, copied)
+        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, padding, last)
 
     def _turns(
         self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None

@@ -22,8 +22,6 @@ import retro_kernels as rk
 from retro_model.base import transfer
 from retro_model.retro.cache import left_mask
 
-from .own_copy import Entries
-
 ARGUMENT = "retro"  # keyword that the decoder's forward hands down to its attention
 PREFIX = "retro-"
 BEFORE = ("sdpa", "eager")
@@ -123,17 +121,15 @@ class NeighbourPass:
         into: [U,A,2,R,G,D], for the keys and values.
         prefix: the neighbours are read as continuations of it; None for no prefix.
         backend: of `retro_kernels`.
-        whole: read through the last layer.
 
     Attributes:
         done: whether the last attending layer's keys and values are stored.
 
-    Raises: StopReading, from the last attending layer, when its keys and values are stored, unless `whole`.
+    Raises: StopReading, from the last attending layer, when its keys and values are stored.
     """
 
-    def __init__(self, layers: dict[int, int], into: Tensor, prefix: Prefix | None, backend: str | None, whole: bool):
-        self.layers, self.into, self.prefix, self.backend = layers, into, prefix, backend
-        self.whole, self.done = whole, False
+    def __init__(self, layers: dict[int, int], into: Tensor, prefix: Prefix | None, backend: str | None):
+        self.layers, self.into, self.prefix, self.backend, self.done = layers, into, prefix, backend, False
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None):
         """Store keys and values. Return [U,R,H,D] with a prefix, else None: the attention itself is the decoder's."""
@@ -141,7 +137,7 @@ class NeighbourPass:
             first = 0 if self.prefix else 1
             self.into[:, place, 0], self.into[:, place, 1] = key[:, first:], value[:, first:]
             self.done = place == len(self.layers) - 1
-            if self.done and not self.whole:
+            if self.done:
                 raise StopReading
         if self.prefix is None:
             return None
@@ -273,7 +269,6 @@ class Attending:
         starts: columns of padding on the left of each row. None: without padding.
         last: states, mask and scores of each row's last complete chunk after the call, for the cache; None if no chunk
             completes.
-        copied: the tokens of neighbours that can be copied; None for none.
     """
 
     def __init__(
@@ -287,10 +282,9 @@ class Attending:
         turns: Sequence[QueryRotations | None] | None,
         starts: Sequence[int] | None,
         last: tuple[Tensor, Tensor, Tensor] | None,
-        copied: Entries | None = None,
     ):
         self.model, self.pool, self.laid, self.turns, self.starts = model, pool, laid, turns, starts
-        self.prefix, self.total, self.last, self.copied, self.parts = prefix, total, last, copied, 1
+        self.prefix, self.total, self.last, self.parts = prefix, total, last, 1
         if laid is not None and model.config.score_bias:
             self.scores = laid.token_scores(count, model.config.chunk_len)
             self.laid, self.parts = laid.apart(), len(self.scores)

@@ -16,7 +16,7 @@ from retro_model.commands.compare import command as compare
 from retro_model.commands.compare import contenders
 from retro_model.commands.compare import results as record
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit import copying, prefix, prepared, texts
+from retro_model.commands.retrofit import prefix, prepared, texts
 from retro_model.commands.retrofit.fitting import fit
 from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.commands.retrofit.prepared import Searched, prepare, spread
@@ -27,9 +27,6 @@ from retro_model.data.store import Document
 from retro_model.folders.documents import Documents
 from retro_model.folders.reader import Options, open_folder
 from retro_model.folders.retrofit import RetrofitReader
-from retro_model.retrofit import own_copy
-from retro_model.retrofit import retrofit as make_retrofit
-from retro_model.training import gather
 from tests.model import toys
 from tests.model.data import random_documents, store_of
 from tests.model.folders import made as folders
@@ -283,7 +280,7 @@ def test_no_interval_is_printed_over_few_documents(compared):
 
 
 def test_the_contenders_share_what_was_read_of_neighbours(compared):
-    names = [n for n in NAMES if n.startswith("own") and not n.endswith("+copy")]  # keep last states too
+    names = [n for n in NAMES if n.startswith("own")]
     facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in names}
     assert (compared[0] / "said.txt").read_text().count("states of neighbours are kept in") == 1
     every, near = facts.pop("own-all"), facts["own"]["neighbours"]
@@ -387,9 +384,8 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
     sizes = Sizes(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
     said = []
-    monkeypatch.setattr(copying, "LEAST_GAIN", -1.0)
     monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: -len(prefix))
-    options = {"rank": 2, "score_bias": True, "prefix": True, "copying": True, "folder_of_texts": library}
+    options = {"rank": 2, "score_bias": True, "prefix": True, "folder_of_texts": library}
     with monkeypatch.context() as loads:
         loads.setattr(RetrofitReader, "_model", None)  # the page's numbers need no second copy of the model
         retrofit.run(decoder, tmp_path, sizes, Fit(steps=2), **options, show=said.append)
@@ -403,9 +399,7 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     reader = open_folder(tmp_path)
     assert "Loading" not in capfd.readouterr().err
     assert reader.model.config.neighbour_len == 24
-    assert reader.model.slope.any() and reader.model.copying.centre.any()
-    fitted = json.loads((tmp_path / "retrofit.json").read_text())["training"]["copying"]
-    assert fitted["numbers"] == reader.model.copying.numbers.tolist() != list(own_copy.START)
+    assert reader.model.slope.any()
     assert any("64 tokens from" in line for line in said) and len(reader.model.config.prefix) == prefix.LENGTH
     assert reader.without == "the decoder and the shared prefix"  # retrieval off has it in front too
     got = reader.score(reader.passage(reader.start), Options())
@@ -415,42 +409,11 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     assert all(card["found"] <= 8 for card in shown) and max(len(card["texts"]) for card in shown) == 24
 
 
-@pytest.mark.parametrize("least", [-1.0, 9.0], ids=["kept", "left out"])
-def test_copying_is_kept_if_it_gains_on_the_librarys_own_text(compared, tmp_path, monkeypatch, least):
-    monkeypatch.setattr(copying, "LEAST_GAIN", least)
-    made, fits = copying.fit_copying, []
-
-    def fit_copying(copier, gates, library, sizes, seed):
-        found = made(copier, gates, library, sizes, seed)
-        store, rows = library.database.store, sizes.window // sizes.chunk_len
-        firsts = spread(store, Searched(library.database, 6), sizes.window, len(store.documents), seed + 1)
-        near = Searched(library.database, 6, sizes.least_similarity)
-        batch = gather(store, firsts[:, None] + np.arange(rows), near, library.database, k=2)
-        plain = make_retrofit(copier.decoder, **copier.config.to_dict() | {"copying": False})
-        plain.load_state_dict(gates, strict=False)
-        with torch.no_grad():
-            losses = [float(model(**batch.inputs, loss_mask=batch.real).total) for model in (plain, copier)]
-        fits.append((found, (losses[0] - losses[1]) / int(batch.real[:, 1:].sum())))
-        return found
-
-    monkeypatch.setattr(contenders, "fit_copying", fit_copying)
-    at = compared[1].index("--contenders")
-    names = ("alone", "own-gates", "own-gates+copy")
-    arguments = [*compared[1][:at], "--out", str(tmp_path), "--least-similarity", "0.2", "--contenders", *names]
-    compare.main(arguments)
-    [(found, saved)] = fits
-    assert found.gain == pytest.approx(saved, abs=1e-4) and found.tokens > 100
-    plain, copied = (record.Result.load(tmp_path / "scores" / f"{name}-0.npz").true.nats for name in names[1:])
-    assert np.array_equal(plain, copied) == (least > 0)
-
-
 def test_the_options_of_the_command_reach_the_retrofit(monkeypatch):
     given = {}
     monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options))
-    retrofit.main(
-        ["--score-bias", "--prefix", "--copy", "--rank", "2", "--layers", "3", "4", "--strict", "--text-field", "body"]
-    )
-    assert (given["score_bias"], given["copying"], given["rank"], given["layers"]) == (True, True, 2, (3, 4))
+    retrofit.main(["--score-bias", "--prefix", "--rank", "2", "--layers", "3", "4", "--strict", "--text-field", "body"])
+    assert (given["score_bias"], given["rank"], given["layers"]) == (True, 2, (3, 4))
     assert (given["prefix"], given["strict"], given["text_field"]) == (True, True, "body")
     monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options, sizes=args[2]))
     retrofit.main(["--database-bytes", "5"])

@@ -20,7 +20,6 @@ from retro_model import evaluation
 from retro_model.evaluation import knn_lm
 from retro_model.retrofit import retrofit
 
-from ..retrofit.copying import fit_copying
 from ..retrofit.fitting import changes, fit
 from ..retrofit.options import RATES, Fit, Sizes
 from ..retrofit.prefix import choose
@@ -149,12 +148,10 @@ def retrofitted(
     score_bias: bool = False,
     every: bool = False,
     prefix: bool = False,
-    copying: bool = False,
 ) -> Contender:
     """The decoder with RETRO's new layers, or the decoder that attends neighbours with its own attention.
 
-    rank, score_bias, prefix: options of own attention. every: attend dissimilar neighbours too. copying:
-    copy from neighbours, if the fit keeps it.
+    rank, score_bias, prefix: options of own attention. every: attend dissimilar neighbours too.
     """
     torch.manual_seed(s.fit.seed)
     own = attention == "own"
@@ -175,14 +172,6 @@ def retrofitted(
         batches = functools.partial(stream, s.library, s.sizes, how, scores=score_bias)
         facts = fit(model, batches, how, s.sizes, folder, s.show)
         facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if copying:
-        copier = retrofit(decoder, **model.config.to_dict() | {"copying": True})
-        fitted = fit_copying(copier, model.added_state_dict(), s.library, s.sizes, s.fit.seed)
-        s.show(f"  {fitted.said()}")
-        facts["copying"] = fitted._asdict()
-        if fitted.kept:
-            model, keeping = copier, copier.keeping(KEPT_BYTES, s.states)
-            kept = keeping.__enter__()
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # a reference: without it the cache would end here
@@ -207,8 +196,6 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own+prefix": functools.partial(retrofitted, attention="own", trained=False, prefix=True),
     "own-gates": functools.partial(retrofitted, attention="own"),
     "own-gates+prefix": functools.partial(retrofitted, attention="own", prefix=True),
-    "own-gates+copy": functools.partial(retrofitted, attention="own", copying=True),
-    "own-gates+prefix+copy": functools.partial(retrofitted, attention="own", prefix=True, copying=True),
     "own-score": functools.partial(retrofitted, attention="own", score_bias=True),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,

@@ -19,8 +19,6 @@ CONTENDERS = {
     "own+prefix": "own attention, nothing trained, shared prefix",
     "own-gates": "own attention, bias and scale trained",
     "own-gates+prefix": "own attention, bias and scale trained, shared prefix",
-    "own-gates+copy": "own attention, bias and scale trained, copying",
-    "own-gates+prefix+copy": "own attention, bias and scale trained, shared prefix, copying",
     "own-score": "own attention, slope of the similarity trained too",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",

@@ -26,7 +26,6 @@ from retro_model.retrofit import OwnAttention
 
 from ..neighbours.options import TFIDF
 from . import texts
-from .copying import fit_copying
 from .fitting import changes, fit
 from .options import ATTENTION, RATES, Fit, Sizes, parser
 from .prefix import choose
@@ -49,7 +48,6 @@ def run(
     rank: int = 0,
     score_bias: bool = False,
     prefix: bool = False,
-    copying: bool = False,
     folder_of_texts: Path | None = None,
     text_field: str = "text",
     strict: bool = False,
@@ -61,7 +59,7 @@ def run(
 
     decoder: see `decoder_folder`. attention: "own" for the decoder's own attention, "new" for RETRO's layers and
     encoder. layers, rank, score_bias: see `fitting.changes`. prefix: whether to choose a shared prefix for own
-    attention, see `prefix.choose`. copying: whether to fit copying, see `copying.fit_copying`.
+    attention, see `prefix.choose`.
     text_field, strict: see `texts.read`.
     measures_small: hold documents out of a folder with few documents too. Without held-out documents nothing is
     trained or scored. encoder: folder of the encoder that finds passages for questions; None: words alone.
@@ -114,12 +112,6 @@ def run(
     keeping = getattr(whole.model, "keeping", contextlib.nullcontext)  # own attention has it
     with keeping():
         training = fit(whole.model, batches, how, sizes, folder / "training", show)
-    if copying and attention == "own":
-        copier = RetrofitForCausalLM.from_decoder(model, **options, copying=True)
-        fitted = fit_copying(copier.model, whole.model.added_state_dict(), library, sizes, how.seed)
-        show(f"  {fitted.said()}")
-        training["copying"] = fitted._asdict()
-        whole = copier if fitted.kept else whole
     whole.save_pretrained(folder / "model")
     done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with {CONTROL}")
@@ -223,7 +215,7 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = RATES["low-rank" if given.rank and own else given.attention] if given.lr is None else given.lr
     how = Fit(given.steps, given.batch, given.windows, rate, given.autocast, given.seed)
-    names = ("attention", "rank", "score_bias", "prefix", "copying", "text_field", "strict")
+    names = ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
     options = {name: getattr(given, name) for name in names}
     options["encoder"] = None if given.encoder == TFIDF else Path(given.encoder)
     options["measures_small"] = given.held_out is not None

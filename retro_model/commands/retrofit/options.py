@@ -91,8 +91,6 @@ def parser() -> argparse.ArgumentParser:
     said = "also train one slope per head, which adds a passage's similarity to its logits"
     add("--score-bias", action="store_true", help=said)
     add("--prefix", action="store_true", help="choose 64 tokens of the library that every text and passage continues")
-    said = "fit copying from passages too, and keep it if it helps on the library's own text"
-    add("--copy", dest="copying", action="store_true", help=said)
     for name in ("neighbours", "least_similarity", "passage_chunks", "window", "database_bytes"):
         add_size(made, name)
     add_size(made, "chunk_len")
