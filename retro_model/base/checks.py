@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from retro_kernels.checks import flag, floating, head_dim, integer, number, probability, readable, shape, tensor
+from retro_kernels.checks import flag, head_dim, integer, number, probability, readable, shape, tensor
 
-__all__ = ["RETRIEVED", "flag", "floating", "head_dim", "integer", "neighbour_mask", "number", "probability"]
+__all__ = ["RETRIEVED", "flag", "head_dim", "integer", "neighbour_mask", "number", "probability"]
 __all__ += ["readable", "room", "shape", "takes", "tensor", "token_ids", "token_mask", "token_range", "tokens"]
 
 #: Arguments of a model that hold retrieved neighbours.
-RETRIEVED = ("neighbours", "neighbour_mask", "neighbour_scores")
+RETRIEVED = ("neighbours", "neighbour_mask")
 
 
 def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:

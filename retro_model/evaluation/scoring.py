@@ -157,10 +157,9 @@ def score(
     check_takes_neighbours(model, neighbours)
     nats, vocab_size = np.zeros(len(store.lengths)), 1
     spans = functools.partial(windows, window=window // m, stride=stride // m)
-    scores = getattr(getattr(model, "config", None), "score_bias", False)
     with evaluating(model) as device:
         for jobs in batches_of_windows(store, documents, batch_size, spans, report):
-            batch = gather(store, padded_rows(jobs), neighbours, database, scores=scores).to(device)
+            batch = gather(store, padded_rows(jobs), neighbours, database).to(device)
             dtype = getattr(torch, autocast or "bfloat16")
             with torch.autocast(device.type, dtype=dtype, enabled=autocast is not None):
                 try:

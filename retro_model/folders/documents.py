@@ -156,11 +156,6 @@ class Documents:
         own = np.where(ids < base, ids, -1), np.where(ids < base, -1, ids - base)
         return [(part, of_part) for part, of_part in zip(self.parts, own) if len(part)]
 
-    def similarity(self, chunks: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Similarity float32 [n,k] of whole chunks [n,M] to any ids [n,k], as `search` gives it."""
-        queries = self._queries(chunks)
-        return np.maximum.reduce([part.searcher.similarity(queries, own) for part, own in self._by_part(ids)])
-
     def drawn(self, ids: np.ndarray, seed: int = 0) -> np.ndarray:
         """Return a random chunk, not a forgotten one, for each id but -1: the control of `search`."""
         shown = [np.flatnonzero(part.searcher.chunk_doc != FORGOTTEN) for part in self.parts]

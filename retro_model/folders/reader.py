@@ -160,12 +160,6 @@ class Reader:
                 return ids
             end *= 2
 
-    def neighbours_of(self, chunks: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the neighbours `ids` [n,k] of chunks [n,M] as the model takes them: see `Retrieve`."""
-        values = self.library.values(ids)
-        scored = getattr(self.model.config, "score_bias", False)
-        return *values, *([self.library.similarity(chunks, ids)] if scored else [])
-
     @torch.no_grad()
     def score(self, ids: np.ndarray, options: Options) -> TextReading:
         """Return the cost of each token with retrieval and without, and the retrieved neighbours."""
@@ -174,8 +168,7 @@ class Reader:
         hits, near = np.zeros((0, options.k), np.int64), np.zeros((0, options.k))
         if len(chunks) and options.retrieval:
             hits, near = self.library.search(chunks, options.k)
-        given = self.neighbours_of(chunks, hits)
-        neighbours, mask = given[:2]
+        neighbours, mask = self.library.values(hits)
         to = functools.partial(torch.as_tensor, device=self.device)
 
         def cost(*found: np.ndarray) -> np.ndarray:
@@ -185,7 +178,7 @@ class Reader:
         on = off = cost()
         random = None
         if options.retrieval:
-            on, random = cost(*given), cost(*self.neighbours_of(chunks, self.library.drawn(hits)))
+            on, random = cost(neighbours, mask), cost(*self.library.values(self.library.drawn(hits)))
         cards: list[list[dict]] = [[] for _ in hits]
         for c, k in np.argwhere(hits >= 0):
             card = self.library.place(int(hits[c, k]))._asdict() | {"score": round(float(near[c, k]), 3)}
@@ -200,8 +193,8 @@ class Reader:
 
     def _retrieve(self, k: int, chunks: Tensor) -> tuple[Tensor, ...]:
         """Return k neighbours of each chunk, as `generate` takes them."""
-        asked = chunks.cpu().numpy()
-        return tuple(torch.from_numpy(part) for part in self.neighbours_of(asked, self.library.search(asked, k)[0]))
+        ids, _ = self.library.search(chunks.cpu().numpy(), k)
+        return tuple(torch.from_numpy(part) for part in self.library.values(ids))
 
     def write(self, ids: np.ndarray, options: Options) -> tuple[TextReading, str]:
         """Continue a text; return its reading, and the continuation by the same seed without retrieval."""

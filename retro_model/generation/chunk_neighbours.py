@@ -9,9 +9,8 @@ from torch import Tensor
 
 from retro_model.base import checks
 
-#: chunks int64 [n,M] -> neighbours int64 [n,K,R] and their mask: bool [n,K] or [n,K,R], or None to attend all; for a
-#: model with score_bias also their scores, float [n,K]
-Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]]
+#: chunks int64 [n,M] -> neighbours int64 [n,K,R] and their mask: bool [n,K] or [n,K,R], or None to attend all
+Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class ChunkNeighbours:
@@ -39,22 +38,24 @@ class ChunkNeighbours:
             target[rows, columns] = t
         return dict(zip(checks.RETRIEVED, padded))
 
-    def _find(self, chunks: Tensor) -> tuple[Tensor, ...]:
-        """Return neighbours and mask [n,K,R] of chunks [n,M], and scores [n,K] if `retrieve` gives them."""
+    def _find(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return neighbours and mask [n,K,R] of chunks [n,M]."""
         found = check_retrieved(self.retrieve(chunks), len(chunks), self.vocab_size, self.shape)
         self.shape = found[0].shape[1:]
-        return tuple(t.to(self.device) for t in found)
+        return found[0].to(self.device), found[1].to(self.device)
 
 
-def check_retrieved(retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None) -> tuple[Tensor, ...]:
-    """Check the result of `retrieve` for `count` chunks. Return neighbours and mask [n,K,R], and scores [n,K] if given.
+def check_retrieved(
+    retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Check the result of `retrieve` for `count` chunks. Return neighbours and mask [n,K,R].
 
     shape: [K,R] of an earlier result, which this one must have too.
     Raises: TypeError, ValueError, naming `retrieve`.
     """
-    if not isinstance(retrieved, tuple) or len(retrieved) not in (2, 3):
+    if not isinstance(retrieved, tuple) or len(retrieved) != 2:
         raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(retrieved).__name__}")
-    neighbours, mask, *scores = retrieved
+    neighbours, mask = retrieved
     sizes = {"n": count}
     if shape is not None:
         sizes["K"], sizes["R"] = shape
@@ -64,7 +65,4 @@ def check_retrieved(retrieved, count: int, vocab_size: int, shape: tuple[int, in
     checks.token_range("retrieve's neighbours", neighbours, vocab_size)
     if mask is not None:
         checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
-    for given in scores:
-        checks.shape("retrieve's scores", given, "n,K", sizes)
-        checks.floating("retrieve's scores", given)
-    return neighbours, checks.token_mask(mask, neighbours), *scores
+    return neighbours, checks.token_mask(mask, neighbours)

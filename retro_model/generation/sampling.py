@@ -94,8 +94,8 @@ def generate(
         max_new_tokens: tokens to add to each row. The longest row must fit config.max_len.
         retrieve: called at most once a step, with the complete chunks int64 [n,M] on the model's device. Returns
             neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device; K and R are the same
-            in every call. For a model with score_bias it also returns scores [n,K]. None: no retrieval. Left out: None,
-            with a warning if the model's configuration has a true `retrieves`.
+            in every call. None: no retrieval. Left out: None, with a warning if the model's configuration has a true
+            `retrieves`.
         temperature: divides the logits before sampling; 0: take the most likely token.
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.
@@ -254,7 +254,7 @@ def _check_decodes(model, retrieves: bool) -> None:
         owner, path = (owner, "") if owner is not None else (model.config, "config.")
         if lacking := [path + name for name in names if not hasattr(owner, name)]:
             raise TypeError(f"model: expected {wanted}; got {type(model).__name__}, without {', '.join(lacking)}")
-    retrieved = checks.RETRIEVED[:2] if retrieves and getattr(model.config, "retrieves", False) else ()
+    retrieved = checks.RETRIEVED if retrieves and getattr(model.config, "retrieves", False) else ()
     if retrieved and not hasattr(model.config, "chunk_len"):
         raise TypeError(
             f"model: expected {wanted} that retrieves; got {type(model).__name__}, without config.chunk_len"

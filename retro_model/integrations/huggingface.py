@@ -118,7 +118,6 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         neighbours: Tensor | None = None,
         neighbour_mask: Tensor | None = None,
-        neighbour_scores: Tensor | None = None,
         labels: Tensor | None = None,
         cache=None,
         past_key_values=None,
@@ -135,8 +134,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             attention_mask: [B,N], or [B, tokens held + N] with a cache that holds tokens. Padding is on the left if
                 there is a cache.
-            neighbours, neighbour_mask, neighbour_scores: of the chunks that these tokens complete, as in
-                `FrozenDecoder`; None within `generate`, which retrieves them.
+            neighbours, neighbour_mask: of the chunks that these tokens complete, as in `FrozenDecoder`; None within
+                `generate`, which retrieves them.
             cache, before transformers 5.24 past_key_values: the library's own. It must hold the tokens that this model
                 has read into it, and no others. It is filled unless use_cache is False. Calls with a cache are not
                 differentiable.
@@ -156,7 +155,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             checks.token_ids("labels", ids, self.model.config.vocab_size, input_ids.device)
             if options.get("logits_to_keep"):
                 raise ValueError("logits_to_keep: expected None with labels, which need all logits; got a value")
-        inputs = dict(zip(checks.RETRIEVED, (neighbours, neighbour_mask, neighbour_scores)))
+        inputs = dict(zip(checks.RETRIEVED, (neighbours, neighbour_mask)))
         if position_ids is not None:
             options["position_ids"] = position_ids
         if cache is not None and past_key_values is not None:
@@ -363,7 +362,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
             decoder = PeftModel.from_pretrained(decoder, folder / tuned, is_trainable=True)
         fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")  # `retrofit` takes the decoder's
-        changes = {name: value for name, value in config.retrieval.items() if name not in fixed}
+        left = (*fixed, "score_bias")  # an option of version 0.2.0
+        changes = {name: value for name, value in config.retrieval.items() if name not in left}
         try:
             if "blocks" in changes:
                 changes["blocks"] = [base_of(decoder).get_submodule(name) for name in changes["blocks"]]
@@ -518,8 +518,8 @@ def digest_of(folder: str | os.PathLike) -> str | None:
 class NeighbourCollator:
     """Collator of rows of tokens and their neighbours: pads them on the right and makes labels.
 
-    A row is a dict with input_ids, a list or tensor [n], and optionally `neighbours` [n//M,K,R], `neighbour_mask` and
-    `neighbour_scores`. `retrieve` is called for a row without neighbours.
+    A row is a dict with input_ids, a list or tensor [n], and optionally `neighbours` [n//M,K,R] and `neighbour_mask`.
+    `retrieve` is called for a row without neighbours.
 
     Args:
         chunk_len: M.
@@ -543,20 +543,19 @@ class NeighbourCollator:
         longest = ids.shape[1] // self.chunk_len
         return batch | {name: _padded(parts, 0, longest) for name, parts in zip(checks.RETRIEVED, zip(*found))}
 
-    def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, ...]:
-        chunks, scores = len(tokens) // self.chunk_len, []
+    def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        chunks = len(tokens) // self.chunk_len
         if row.get("neighbours") is not None:
             neighbours, mask = torch.as_tensor(row["neighbours"]), row.get("neighbour_mask")
-            scores = [torch.as_tensor(row[name]) for name in checks.RETRIEVED[2:] if row.get(name) is not None]
             if len(neighbours) != chunks:
                 wanted = f"[n//M,K,R] with n//M = {chunks} for n={len(tokens)}"
                 raise ValueError(f"neighbours: expected {wanted}; got {list(neighbours.shape)}")
         elif self.retrieve is not None and chunks:
-            neighbours, mask, *scores = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
+            neighbours, mask = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
         else:
             neighbours, mask = tokens.new_zeros(0, 1, 1), None
         mask = None if mask is None else torch.as_tensor(mask)
-        return neighbours, checks.token_mask(mask, neighbours), *scores
+        return neighbours, checks.token_mask(mask, neighbours)
 
 
 def _padded(parts: list[Tensor], fill: int, length: int | None = None) -> Tensor:

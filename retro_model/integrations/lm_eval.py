@@ -120,9 +120,8 @@ class RetroLM(TemplateLM):
         library, seeds = reader.library, itertools.count()
 
         def found(chunks):
-            asked = chunks.cpu().numpy()
-            ids, _ = library.search(asked, k)
-            given = reader.neighbours_of(asked, library.drawn(ids, next(seeds)) if random else ids)
+            ids, _ = library.search(chunks.cpu().numpy(), k)
+            given = library.values(library.drawn(ids, next(seeds)) if random else ids)
             return tuple(torch.from_numpy(part).to(chunks.device) for part in given)
 
         options = {"window": reader.folder.window, "batch_size": int(batch_size or 1), **options}

@@ -15,13 +15,11 @@ from .config import RetroConfig
 class Retrieved(NamedTuple):
     """Neighbours that were retrieved for L complete chunks of each row; all fields are None without retrieval.
 
-    neighbours: int64 [B,L,K,R]. mask: bool [B,L,K] or [B,L,K,R], True = attend; None for all. scores: [B,L,K], with
-    score_bias alone.
+    neighbours: int64 [B,L,K,R]. mask: bool [B,L,K] or [B,L,K,R], True = attend; None for all.
     """
 
     neighbours: Tensor | None = None
     mask: Tensor | None = None
-    scores: Tensor | None = None
 
 
 def check_inputs(config: RetroConfig, tokens: Tensor, retrieved: Retrieved, device, cache, starts) -> None:
@@ -29,7 +27,7 @@ def check_inputs(config: RetroConfig, tokens: Tensor, retrieved: Retrieved, devi
 
     starts: column of each row's first token, see `row_starts`.
     """
-    neighbours, mask, _ = retrieved
+    neighbours, mask = retrieved
     sizes = checks.tokens(tokens, config, device, cache)
     if cache is None:
         checks.room(sizes["N"], 0, config.max_len, "max_len")

@@ -176,7 +176,7 @@ class Retro(nn.Module):
     def _activations(self, tokens: Tensor, retrieved: Retrieved, cache: RetroCache | None, starts, part) -> Tensor:
         """`activations` of checked arguments. starts: see `row_starts`."""
         count, retrieval, key_mask = tokens.shape[1], None, None
-        neighbours, mask, _ = retrieved
+        neighbours, mask = retrieved
         if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
             if part is not None:
                 retrieval = part.retrieval(self.encoder, neighbours, mask)

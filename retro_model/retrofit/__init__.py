@@ -56,8 +56,8 @@ def retrofit(
             nothing before they are trained. "own": the decoder reads and attends neighbours by itself, see
             `OwnAttention`; its changes are cca_layers (None: all), chunk_len=32, neighbour_len=64, bias=-1.0 (the start
             of every head's), sink_token (the token before each neighbour; None: the decoder's bos_token_id, else 0)
-            rank=0 (of low-rank maps a head), score_bias=False (whether the retrieval scores are attended by) and
-            prefix=() (tokens in front of every text and neighbour, the first of them a sink: text of the library).
+            rank=0 (of low-rank maps a head) and prefix=() (tokens in front of every text and neighbour, the first of
+            them a sink: text of the library).
             All arguments below but `backend` are of "new".
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.

@@ -205,7 +205,6 @@ class FrozenDecoder(Frozen):
         neighbours: Tensor | None = None,
         *,
         neighbour_mask: Tensor | None = None,
-        neighbour_scores: Tensor | None = None,
         cache: RetrofitCache | None = None,
         attention_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
@@ -220,8 +219,6 @@ class FrozenDecoder(Frozen):
             neighbours: int64 [B,L,K,R], the neighbours of the L chunks that these tokens complete (N // M without a
                 cache); None for no retrieval.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
-            neighbour_scores: float [B,L,K], how similar each neighbour is to the chunk that retrieved it; with
-                score_bias alone. Masked neighbours may have any.
             cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is
                 differentiable.
             attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks
@@ -243,7 +240,7 @@ class FrozenDecoder(Frozen):
             got = "input_ids or labels, as the Hugging Face library calls its models"
             raise TypeError(f"tokens: expected int64 [B,N]; got {got}; {ABROAD}")
         if loss_mask is not None:
-            options |= {"neighbour_mask": neighbour_mask, "neighbour_scores": neighbour_scores}
+            options["neighbour_mask"] = neighbour_mask
             return self._losses(tokens, neighbours, loss_mask, targets, attention_mask=attention_mask, **options)
         options = self.decoder_options(options, cache is not None)
         self._check_trainable()
@@ -252,11 +249,10 @@ class FrozenDecoder(Frozen):
             self.check_cache(cache, attention_mask)
             if starts is not None:
                 cache.pad(starts)
-        retrieved = Retrieved(neighbours, neighbour_mask, neighbour_scores)
+        retrieved = Retrieved(neighbours, neighbour_mask)
         if cache is None:
             retrieved = self._cut(tokens, starts, retrieved)
         check_inputs(self.config, tokens, retrieved, self.device, cache, starts)
-        self._check_scores(retrieved)
         positions = options.get("position_ids")
         if positions is not None and (self.always_attends or retrieved.neighbours is not None or cache is not None):
             check_positions(positions, tokens, attention_mask)
@@ -307,17 +303,6 @@ class FrozenDecoder(Frozen):
                 "attention_mask: expected padding before a row's tokens alone with a cache; got some after"
             )
 
-    def _check_scores(self, retrieved: Retrieved) -> None:
-        neighbours, _, scores = retrieved
-        wants = neighbours is not None and getattr(self.config, "score_bias", False)
-        if wants != (scores is not None):
-            expected = "a tensor [B,L,K] for a model with score_bias" if wants else "None without score_bias"
-            got = "None" if scores is None else "a tensor"
-            raise ValueError(f"neighbour_scores: expected {expected}; got {got}")
-        if wants:
-            checks.shape("neighbour_scores", scores, "B,L,K", dict(zip("BLK", neighbours.shape)))
-            checks.floating("neighbour_scores", scores)
-
     def _check_trainable(self) -> None:
         frozen = not any(p.requires_grad for p in self.added_parameters())
         if self.training and torch.is_grad_enabled() and frozen and adapters(self):
@@ -364,6 +349,4 @@ class RetrofitCache(ChunkCache):
     def __init__(self, config, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
         self.decoder = None  # whatever the decoder returns as its cache
-        # states [B,K,A,2,R,G,D] and scores [B,K] of each row's last complete chunk, see `OwnAttention`
-        self.states: Tensor | None = None
-        self.scores: Tensor | None = None
+        self.states: Tensor | None = None  # [B,K,A,2,R,G,D], of each row's last complete chunk, see `OwnAttention`

@@ -79,7 +79,6 @@ class OwnConfig:
         neighbour_len: R, default number of tokens per neighbour. A call may use another R.
         sink_token: token that is placed before each neighbour as an attention sink.
         rank: rank of the low-rank maps of queries and attention outputs; 0 for no maps.
-        score_bias: whether to add the neighbour's retrieval score, times one trained slope per head, to its logits.
         prefix: tokens in front of every text and every neighbour; empty for none.
     """
 
@@ -92,7 +91,6 @@ class OwnConfig:
     neighbour_len: int = 64
     sink_token: int = 0
     rank: int = 0
-    score_bias: bool = False
     prefix: tuple[int, ...] = ()
 
     retrieves = True
@@ -104,7 +102,6 @@ class OwnConfig:
             checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
-        checks.flag("score_bias", self.score_bias)
         for token in self.prefix:
             checks.integer("prefix", token, low=0, high=self.vocab_size - 1)
         if self.max_len < 1:
@@ -113,7 +110,7 @@ class OwnConfig:
 
     def to_dict(self) -> dict:
         """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank")
         lists = {"cca_layers": list(self.cca_layers), "prefix": list(self.prefix)}
         return {"neighbours": "own"} | lists | {n: getattr(self, n) for n in names}
 
@@ -139,10 +136,6 @@ class OwnAttention(FrozenDecoder):
     positions P to P+R-1, and texts begin at position P and attend it in every layer. A neighbour's key then meets the
     query at position P+R+i. The prefix is read once, and its tokens count neither as the text's nor in a cache.
 
-    If score_bias is set, slope[l, head]·score is added to the logit, where score is the retrieval score of the
-    neighbour. The slopes are initialised to zero. Neighbours are then attended one at a time, because a constant shift
-    of a neighbour's logits is the same as adding the constant to its log-sum-exp.
-
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
@@ -150,8 +143,7 @@ class OwnAttention(FrozenDecoder):
             ...  # kept.found, kept.read: cache hits and misses, in distinct neighbours per call
 
     Attributes:
-        bias, scale: [attending layers, heads]. The only trained parameters at rank 0 without score_bias.
-        slope: [attending layers, heads], factor of the retrieval score; None without score_bias.
+        bias, scale: [attending layers, heads]. The only trained parameters at rank 0.
         query_down, value_down: [attending layers, heads, D, r]; None at rank 0.
         query_up, value_up: [attending layers, heads, r, D]; None at rank 0.
         seconds: host time spent so far in calls with neighbours, by part: encoding neighbours ("reading"), attention in
@@ -166,8 +158,6 @@ class OwnAttention(FrozenDecoder):
         shape, width, rank = (len(config.cca_layers), config.num_heads), self._head()[1], config.rank
         self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
         self.scale = nn.Parameter(torch.ones(shape, **self.where))
-        slope = nn.Parameter(torch.zeros(shape, **self.where)) if config.score_bias else None
-        self.register_parameter("slope", slope)
         for name in ("query", "value"):
             down = nn.Parameter(torch.randn(*shape, width, rank, **self.where) * width**-0.5) if rank else None
             up = nn.Parameter(torch.zeros(*shape, rank, width, **self.where)) if rank else None
@@ -334,27 +324,25 @@ class OwnAttention(FrozenDecoder):
         out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         if cache is not None and attending.last is not None:
-            cache.states, cache.neighbour_mask, cache.scores = attending.last
+            cache.states, cache.neighbour_mask = attending.last
         return out
 
     def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
         """Return the pass that the layers attend in, or None for a call with neither a prefix nor a neighbour."""
-        neighbours, neighbour_mask, neighbour_scores = retrieved
+        neighbours, neighbour_mask = retrieved
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
         first, total = [length - start for start in starts], length + tokens.shape[1]
         padding = starts if any(starts) else None
         prefix = self.prefix_states()
-        alone = Attending(self, prefix, None, None, tokens.shape[1], total, None, padding, None) if prefix else None
+        alone = Attending(self, prefix, None, None, total, None, padding, None) if prefix else None
         if neighbours is None and held is not None:
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
             return alone
         neighbour_mask = checks.token_mask(neighbour_mask, neighbours)
         live, pools, before = neighbour_mask.any(-1), [], None
-        place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
-        if neighbour_scores is not None:
-            scores = neighbour_scores.to(scores.dtype).masked_fill(~live, 0)
+        place = torch.zeros_like(live, dtype=torch.int64)
         if live.numel() and live.any():  # skip `any`, which waits for a GPU, if no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
@@ -362,17 +350,17 @@ class OwnAttention(FrozenDecoder):
             held_place = torch.arange(held.shape[0] * held.shape[1], device=tokens.device).view(held.shape[:2])
             held_place += len(pools[0]) if pools else 0
             pools.append(held.flatten(0, 1))
-            before = held_place, cache.neighbour_mask, cache.scores
+            before = held_place, cache.neighbour_mask
         if not pools:
             return alone
-        laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask, scores), before)
+        laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask), before)
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
         last = None
         if cache is not None and laid.last is not None:
             rows = torch.arange(cache.batch, device=tokens.device)
-            last = (pool[laid.place[rows, laid.last]], *(t[rows, laid.last].clone() for t in (laid.mask, laid.scores)))
+            last = pool[laid.place[rows, laid.last]], laid.mask[rows, laid.last].clone()
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
-        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, padding, last)
+        return Attending(self, prefix, pool, laid, total, turns, padding, last)
 
     def _turns(
         self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None

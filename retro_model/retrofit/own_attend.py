@@ -152,35 +152,21 @@ class Slots(NamedTuple):
     those that complete within the call.
 
     query_start: position of the first column, counted in slots: an int, or int64 [B] where rows differ.
-    place: int64 [B,T,K], which states of the pool each neighbour has. mask: bool [B,T,K,R]. scores: [B,T,K].
+    place: int64 [B,T,K], which states of the pool each neighbour has. mask: bool [B,T,K,R].
     last: int64 [B], the slot of each row's last complete chunk after the call; None: as before the call.
     """
 
     query_start: int | Tensor
     place: Tensor
     mask: Tensor
-    scores: Tensor
     last: Tensor | None
-
-    def token_scores(self, count: int, m: int) -> Tensor:
-        """Return the scores [K,B,N] of the neighbours that each of `count` columns attends."""
-        first = self.query_start if isinstance(self.query_start, int) else self.query_start[:, None]
-        slot = (torch.arange(1, count + 1, device=self.scores.device) + first) // m - 1
-        slot = slot.clamp(0, self.scores.shape[1] - 1).expand(len(self.scores), -1)
-        return self.scores.permute(2, 0, 1).gather(2, slot.expand(self.scores.shape[2], -1, -1))
-
-    def apart(self) -> Slots:
-        """Return the same neighbours in K times as many rows, one neighbour a row."""
-        k, start = self.place.shape[2], self.query_start
-        place, mask = (t.movedim(2, 0).flatten(0, 1).unsqueeze(2) for t in (self.place, self.mask))
-        return self._replace(query_start=start if isinstance(start, int) else start.repeat(k), place=place, mask=mask)
 
 
 def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], held: Sequence[Tensor] | None) -> Slots:
     """Lay out the chunks that `count` columns attend. Rows begin at positions `first` (-s: s columns of padding).
 
-    chosen: place, mask and scores, [B,L,K], [B,L,K,R] and [B,L,K], of the chunks that complete within the call; L may
-    be 0. held: the same, [B,K], [B,K,R] and [B,K], of each row's last complete chunk before the call.
+    chosen: place and mask, [B,L,K] and [B,L,K,R], of the chunks that complete within the call; L may be 0. held: the
+    same, [B,K] and [B,K,R], of each row's last complete chunk before the call.
     """
     lead, device = int(held is not None), chosen[0].device
     chunk = [f // m for f in first]  # chunk of each row's first column; negative on padding
@@ -196,14 +182,14 @@ def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], he
     known = (number >= 0) & (number < transfer.numbers(complete, device)[:, None])
     if length := chosen[0].shape[1]:
         rows, at = torch.arange(len(first), device=device)[:, None], number.clamp(0, length - 1)
-        place, mask, scores = (t[rows, at] for t in chosen)
+        place, mask = (t[rows, at] for t in chosen)
         mask = mask & known[..., None, None]
     else:
-        place, mask, scores = (t.new_zeros(t.shape[0], total, *t.shape[2:]) for t in chosen)
+        place, mask = (t.new_zeros(t.shape[0], total, *t.shape[2:]) for t in chosen)
     if held is not None:
-        place[:, 0], mask[:, 0], scores[:, 0] = held
+        place[:, 0], mask[:, 0] = held
     last = (transfer.numbers(complete, device) - 1 + shift[:, 0]).clamp(min=0) if any(complete) else None
-    return Slots(query_start, place, mask, scores, last)
+    return Slots(query_start, place, mask, last)
 
 
 class QueryRotations(NamedTuple):
@@ -262,12 +248,11 @@ class Attending:
         model: an `OwnAttention`.
         prefix: in front of the text in every layer; None for no prefix.
         pool: states [U,A,2,R,G,D]; None if no token attends a neighbour.
-        laid: their places. Each neighbour is a part of the softmax of its own if there is a bias by score. None without
-            states.
-        count: N, the pass' columns. total: S, with the columns of earlier calls.
+        laid: their places; None without states.
+        total: S, the pass' columns with those of earlier calls.
         turns: one per attending layer; None for a layer that does not rotate queries. None without states.
         starts: columns of padding on the left of each row. None: without padding.
-        last: states, mask and scores of each row's last complete chunk after the call, for the cache; None if no chunk
+        last: states and mask of each row's last complete chunk after the call, for the cache; None if no chunk
             completes.
     """
 
@@ -277,17 +262,13 @@ class Attending:
         prefix: Prefix | None,
         pool: Tensor | None,
         laid: Slots | None,
-        count: int,
         total: int,
         turns: Sequence[QueryRotations | None] | None,
         starts: Sequence[int] | None,
-        last: tuple[Tensor, Tensor, Tensor] | None,
+        last: tuple[Tensor, Tensor] | None,
     ):
         self.model, self.pool, self.laid, self.turns, self.starts = model, pool, laid, turns, starts
-        self.prefix, self.total, self.last, self.parts = prefix, total, last, 1
-        if laid is not None and model.config.score_bias:
-            self.scores = laid.token_scores(count, model.config.chunk_len)
-            self.laid, self.parts = laid.apart(), len(self.scores)
+        self.prefix, self.total, self.last = prefix, total, last
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None):
         """Return [B,N,H,D]: one softmax over the prefix, the text's own keys and its neighbours'.
@@ -322,17 +303,15 @@ class Attending:
         """Return one softmax over what `own` attended and the neighbours."""
         model, laid = self.model, self.laid
         common = {"scale": scale, "return_lse": True, "backend": model.backend}
-        asking = self._query(place, query).expand(self.parts, *query.shape).flatten(0, 1)
         states = self.pool[:, place].index_select(0, laid.place.flatten()).unflatten(0, laid.place.shape)
         common |= {"chunk_len": model.config.chunk_len, "neighbour_mask": laid.mask, "query_start": laid.query_start}
-        near, near_lse = rk.chunked_cross_attention(asking, *states.unbind(3), **common)  # keys, values [B,T,K,R,G,D]
+        keys_and_values = states.unbind(3)  # [B,T,K,R,G,D] each
+        near, near_lse = rk.chunked_cross_attention(self._query(place, query), *keys_and_values, **common)
         if model.config.rank:
             near = mapped(near, model.value_down[place], model.value_up[place])
         near = (near * model.scale[place, :, None]).to(own.dtype)
-        near, near_lse = (t.unflatten(0, (self.parts, -1)) for t in (near, near_lse + model.bias[place, :, None]))
-        if model.config.score_bias:
-            near_lse = near_lse + model.slope[place, :, None] * self.scores[:, :, None]
-        return rk.merge_attention(torch.cat((own[None], near)), torch.cat((own_lse[None], near_lse)))[0]
+        near_lse = near_lse + model.bias[place, :, None]
+        return rk.merge_attention(torch.stack((own, near)), torch.stack((own_lse, near_lse)))[0]
 
     def _query(self, place: int, query: Tensor) -> Tensor:
         """Return the queries that meet neighbours."""

@@ -22,7 +22,6 @@ class Batch:
     tokens: int64 [B, N]. real: bool [B, N], False on padding and on other tokens without a loss.
     neighbours: int64 [B, L, K, R] or None. neighbour_mask: bool [B, L, K, R] or None.
     segment: int64 [B, N] or None, the document of each token in a packed row, for models that take it.
-    neighbour_scores: float [B, L, K] or None, for a model with score_bias.
     """
 
     tokens: Tensor
@@ -30,7 +29,6 @@ class Batch:
     neighbours: Tensor | None = None
     neighbour_mask: Tensor | None = None
     segment: Tensor | None = None
-    neighbour_scores: Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -71,14 +69,12 @@ def gather(
     database=None,
     *,
     k: int | None = None,
-    scores: bool = False,
 ) -> Batch:
     """Return the batch of chunk rows `rows` of `store`: int64 [B, L], -1 for a row of padding.
 
     neighbours: int64 [num_chunks, K], ids in `database`, a `ChunkDatabase`, of the neighbours of each chunk of the
     store; -1: none. None: retrieval is off.
     k: keep the k nearest of the neighbours that the window may see (`visible`); None: all.
-    scores: add the similarity of each neighbour to its chunk.
     Returns: a Batch with N = L * store.chunk_len.
     """
     rows = np.asarray(rows)
@@ -92,10 +88,7 @@ def gather(
     ids = visible(store, rows, neighbours, database)
     if k is not None:
         ids = np.take_along_axis(ids, np.argsort(ids < 0, axis=-1, kind="stable")[..., :k], -1)
-    found = list(database.values(ids))
-    if scores:
-        found.append(database.similarity(store, safe.reshape(-1), ids.reshape(-1, ids.shape[-1])).reshape(ids.shape))
-    return Batch(*flat, **{name: torch.as_tensor(array) for name, array in zip(RETRIEVED, found)})
+    return Batch(*flat, *(torch.as_tensor(array) for array in database.values(ids)))
 
 
 def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.ndarray:
@@ -125,7 +118,6 @@ def batches(
     neighbours: np.ndarray | None = None,
     database=None,
     k: int | None = None,
-    scores: bool = False,
     starts: np.ndarray | None = None,
     start: int = 0,
     every: int = 1,
@@ -139,7 +131,7 @@ def batches(
 
     window: tokens, a multiple of the chunk length. batch_size: windows of a batch, over all processes.
     starts: first rows of the windows to draw from; None: all. start: position to begin at, the batches already taken.
-    every: take only each `every`-th batch. neighbours, database, k, scores: see `gather`.
+    every: take only each `every`-th batch. neighbours, database, k: see `gather`.
     Raises: ValueError if the store is smaller than a batch, or sizes do not divide.
     """
     per_window, left = divmod(window, store.chunk_len)
@@ -175,6 +167,6 @@ def batches(
             at = position % per_epoch * batch_size
             mine = firsts[order[at : at + batch_size][rank::world_size]]
             rows = first_row + mine[:, None] + np.arange(per_window)
-            yield gather(store, rows, neighbours, database, k=k, scores=scores)
+            yield gather(store, rows, neighbours, database, k=k)
 
     return stream()  # a generator of its own: the checks above run at the call

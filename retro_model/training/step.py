@@ -25,8 +25,8 @@ from .optimiser import Settings, by_mesh, learning_rate
 class Predicts(Protocol):
     """A model that `train` trains and `evaluation.score` scores: an `nn.Module` with this `forward`.
 
-    A model that is given no neighbours need not have the arguments for them. `segment`, of packed batches, and
-    `neighbour_scores` are passed only if the batches have them.
+    A model that is given no neighbours need not have the arguments for them. `segment`, of packed batches, is passed
+    only if the batches have it.
     """
 
     def forward(self, tokens: Tensor, neighbours: Tensor | None = None, neighbour_mask: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ class WindowDataset(IterableDataset):
 
     A DataLoader of the same batch_size gives the batches of `training.batches`, for any num_workers: worker w of W
     makes each W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding); with neighbours also
-    neighbours and neighbour_mask [L,K,R]; with `scores` neighbour_scores [L,K].
+    neighbours and neighbour_mask [L,K,R].
 
     To resume a run exactly, pass the number of batches taken as `start`, or call `set_start`. The Trainer resumes by
     reading past them; with `ignore_data_skip=True` and `start` it reads nothing twice.
@@ -35,7 +35,7 @@ class WindowDataset(IterableDataset):
         world_size: number of processes, if each has a DataLoader of its own (Lightning with
             use_distributed_sampler=False). The Trainer distributes the rows itself.
         start: position to begin at.
-        options: window, seed, neighbours, database, k, scores, starts and rank of `batches`.
+        options: window, seed, neighbours, database, k, starts and rank of `batches`.
 
     Raises: ValueError: as `batches`.
     """

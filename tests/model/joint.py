@@ -239,15 +239,12 @@ def logits(
     chunk_len,
     sink,
     maps=None,
-    slope=None,
-    scores=None,
     prefix=None,
 ):
     """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
-    maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none. slope:
-    [attending layers, H], and the scores of the neighbours, [L,K], that it multiplies; None: none. prefix: tokens [P]
-    in front of the text and of each neighbour, in the place of the sink.
+    maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none. prefix:
+    tokens [P] in front of the text and of each neighbour, in the place of the sink.
     """
     before = torch.tensor([sink]) if prefix is None else prefix
     lead, ahead = len(before), 0 if prefix is None else len(prefix)
@@ -276,10 +273,7 @@ def logits(
             far = kind.turn(layer, meets, torch.tensor([lead + r + i]))[0]
             own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
             others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
-            others = others + bias[place][:, None]
-            if slope is not None:
-                others = others + slope[place][:, None] * scores[chunk].repeat_interleave(r)[seen]
-            weights = torch.softmax(torch.cat([own, others], 1), -1)
+            weights = torch.softmax(torch.cat([own, others + bias[place][:, None]], 1), -1)
             theirs = near[1].repeat_interleave(share, 1) * scale[place][None, :, None]
             theirs = theirs if maps is None else torch.einsum("shd,hde->she", theirs, maps[1][place])
             both = torch.cat([values.repeat_interleave(share, 1), theirs])

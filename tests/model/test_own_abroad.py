@@ -5,9 +5,8 @@ import functools
 import pytest
 import torch
 
-from retro_model.base.checks import RETRIEVED
 from tests.model import decoders
-from tests.model.test_own_attention import DECODERS, HEADS, LAYERS, M, R, batch, by_score, make, plain
+from tests.model.test_own_attention import DECODERS, HEADS, LAYERS, M, R, batch, make, plain
 
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("retro_model.integrations.huggingface")
@@ -49,36 +48,24 @@ def test_a_folder_names_its_decoder_and_knows_it_by_its_weights(tmp_path):
     assert model.config.base is not None
 
 
-def scored():
-    model = whole(score_bias=True)
-    torch.nn.init.normal_(model.model.slope)
-    return model
-
-
-def test_slopes_are_saved_and_rows_bring_their_scores(tmp_path):
-    model = scored()
-    model.save_pretrained(tmp_path)
-    again = huggingface.RetrofitForCausalLM.from_pretrained(tmp_path).eval()
+def test_rows_of_the_collator_give_the_logits_of_rows_alone():
+    model = whole()
     texts = [torch.arange(2 * M + 1), torch.arange(M - 1), torch.arange(M)]  # the second completes no chunk
-    inputs = huggingface.NeighbourCollator(chunk_len=M, retrieve=by_score)([{"input_ids": text} for text in texts])
-    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
-    names = ("neighbours", "neighbour_scores")
-    rows = [dict(zip(RETRIEVED, by_score(t[: len(t) // M * M].view(-1, M)))) for t in texts]
-    rows = [{"input_ids": text} | (row if len(row["neighbours"]) else {}) for text, row in zip(texts, rows)]
+    inputs = huggingface.NeighbourCollator(chunk_len=M, retrieve=plain)([{"input_ids": text} for text in texts])
+    rows = [{"input_ids": t, "neighbours": plain(t[: len(t) // M * M].view(-1, M))[0]} for t in texts]
     given = huggingface.NeighbourCollator(chunk_len=M)(rows)
-    assert given.keys() == inputs.keys() and all(torch.equal(given[name], inputs[name]) for name in names)
-    found = by_score(texts[2][None])
-    alone = model(texts[2][None], neighbours=found[0][None], neighbour_scores=found[2][None]).logits
+    assert given.keys() == inputs.keys() and all(torch.equal(given[name], inputs[name]) for name in given)
+    alone = model(texts[2][None], neighbours=plain(texts[2][None])[0][None]).logits
     torch.testing.assert_close(model(**inputs).logits[2:, :M], alone, rtol=0, atol=1e-12)
 
 
-def test_generate_reads_neighbours_and_scores_as_chunks_complete():
-    model, pads = scored(), (2, 0)
+def test_generate_reads_neighbours_as_chunks_complete():
+    model, pads = whole(), (2, 0)
     prompt = torch.tensor([[0, 0, 3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]])
-    options = dict(retrieve=by_score, do_sample=False, eos_token_id=None, max_new_tokens=2 * M + 1)
+    options = dict(retrieve=plain, do_sample=False, eos_token_id=None, max_new_tokens=2 * M + 1)
     texts = model.generate(prompt, attention_mask=(prompt != 0).long(), **options)
     prompts, texts = ([row[pad:] for row, pad in zip(rows, pads)] for rows in (prompt, texts))
-    decoders.assert_greedy(model.model, by_score, [row.tolist() for row in prompts], texts, M)
+    decoders.assert_greedy(model.model, plain, [row.tolist() for row in prompts], texts, M)
 
 
 @pytest.mark.parametrize("kind", ["checkpointing", "adapters"])

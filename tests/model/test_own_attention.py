@@ -104,11 +104,9 @@ def own(name: str, trained: bool = True, **changes):
     return before, model
 
 
-def joint_logits(before, model, tokens, neighbours, mask, scores=None, **changes):
-    options = dict(bias=model.bias, scale=model.scale, slope=model.slope, chunk_len=M, sink=1)
-    options["layers"] = list(model.config.cca_layers)
-    rows = zip(tokens, neighbours, mask, [None] * len(tokens) if scores is None else scores)
-    return torch.stack([joint.logits(before, *row, scores=of, **options | changes) for *row, of in rows])
+def joint_logits(before, model, tokens, neighbours, mask, **changes):
+    options = dict(bias=model.bias, scale=model.scale, layers=list(model.config.cca_layers), chunk_len=M, sink=1)
+    return torch.stack([joint.logits(before, *row, **options | changes) for row in zip(tokens, neighbours, mask)])
 
 
 def assert_steps_equal_the_whole(model, steps=(6, 1, 1, 5, N - 13)):
@@ -116,17 +114,6 @@ def assert_steps_equal_the_whole(model, steps=(6, 1, 1, 5, N - 13)):
     tokens, neighbours, mask = batch()
     got = decoders.in_steps(model, steps, tokens, neighbours, mask)
     torch.testing.assert_close(got, model(tokens, neighbours, neighbour_mask=mask), rtol=0, atol=1e-11)
-
-
-def scored(name: str, **changes):
-    """A decoder as it was, one with a bias by score, weights as if trained, and a batch of two rows with scores."""
-    before, model = own(name, score_bias=True, **changes)
-    assert not model.slope.any()  # at first as without the bias
-    torch.nn.init.normal_(model.slope)
-    tokens, neighbours, mask = batch()
-    scores = torch.randn(mask.shape[:3], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    scores = scores.masked_fill(~mask.any(-1), -torch.inf)  # as a search says of none
-    return before, model, tokens, dict(neighbours=neighbours, neighbour_mask=mask, neighbour_scores=scores)
 
 
 @every_decoder
@@ -177,17 +164,14 @@ def test_low_rank_maps_adapt_queries_and_values(name):
 
 
 @pytest.mark.parametrize("name", ["Llama yarn", "Mistral window", "GPT2", "GPTNeoX"])
-def test_scores_shift_the_logits_of_their_neighbours(name):
-    before, model, tokens, found = scored(name, cca_layers=(1, 3))
-    got, want = model(tokens, **found), joint_logits(before, model, tokens, *found.values())
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+def test_gradients_of_bias_and_scale_are_those_of_one_softmax(name):
+    before, model = own(name, cca_layers=(1, 3))
+    given = batch()
+    got, want = model(*given[:2], neighbour_mask=given[2]), joint_logits(before, model, *given)
     weights = torch.randn(got.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    inputs = [model.bias, model.scale, model.slope]
-    mine, theirs = (torch.autograd.grad((logits * weights).sum(), inputs) for logits in (got, want))
+    mine, theirs = (torch.autograd.grad((logits * weights).sum(), [model.bias, model.scale]) for logits in (got, want))
     for one, other in zip(mine, theirs):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-    more = {name: torch.cat([t, t[:, :1]], 1) for name, t in found.items()}  # a chunk beyond the last complete one
-    assert torch.equal(model(tokens, **more), got)
 
 
 @every_decoder
@@ -354,14 +338,6 @@ def test_decoding_with_a_cache_equals_the_whole(name, steps):
     assert_steps_equal_the_whole(own(name)[1], steps)
 
 
-@pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3]], ids=str)
-@torch.no_grad()
-def test_a_cache_holds_the_scores_of_the_last_chunk(steps):
-    _, model, tokens, found = scored("Llama")
-    got = decoders.in_steps(model, steps, tokens, *found.values())
-    torch.testing.assert_close(got, model(tokens, **found), rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX"])
 @torch.no_grad()
 def test_padding_on_the_left(name):
@@ -370,21 +346,16 @@ def test_padding_on_the_left(name):
     decoders.assert_padding_on_the_left_changes_nothing(model, M, *batch(), close)
 
 
-def by_score(chunks):
-    """Two neighbours of each chunk, and scores that depend on the chunk."""
-    return *plain(chunks), (chunks[:, :1] + torch.arange(K)).double().sin()
-
-
 def plain(chunks):
     return (chunks.repeat(1, 2)[:, None, :R] + torch.arange(K)[:, None]) % V, None
 
 
-@pytest.mark.parametrize("name, retrieve", [("Llama", plain), ("GPT2", plain), ("Llama", by_score)])
-def test_generation_is_greedy_continuation_of_the_whole(name, retrieve):
-    model = scored(name)[1] if retrieve is by_score else own(name)[1]
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+def test_generation_is_greedy_continuation_of_the_whole(name):
+    _, model = own(name)
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8, 2]]
-    texts = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
-    decoders.assert_greedy(model, retrieve, prompts, texts, M)
+    texts = generate(model, prompts, 2 * M + 3, retrieve=plain)
+    decoders.assert_greedy(model, plain, prompts, texts, M)
     assert [t.tolist() for t in generate(model, prompts, 2 * M + 3)] != [t.tolist() for t in texts]
 
 
@@ -524,10 +495,3 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match=r"neighbours: expected \[B,L,K,R\] with L >= N//chunk_len = 4"):
         model(tokens, neighbours[:, :2])
     decoders.assert_wrong_input_is_named(model, tokens, neighbours, mask)
-    with pytest.raises(ValueError, match="neighbour_scores: expected None without score_bias"):
-        model(tokens, neighbours, neighbour_scores=torch.zeros(neighbours.shape[:3]))
-    _, model, _, found = scored("Llama")
-    with pytest.raises(ValueError, match=r"neighbour_scores: expected a tensor \[B,L,K\]"):
-        model(tokens, neighbours)
-    with pytest.raises(ValueError, match="neighbour_scores: "):
-        model(tokens, neighbours, neighbour_scores=found["neighbour_scores"][..., :1])

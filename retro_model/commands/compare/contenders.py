@@ -145,19 +145,18 @@ def retrofitted(
     attention: str,
     trained: bool = True,
     rank: int = 0,
-    score_bias: bool = False,
     every: bool = False,
     prefix: bool = False,
 ) -> Contender:
     """The decoder with RETRO's new layers, or the decoder that attends neighbours with its own attention.
 
-    rank, score_bias, prefix: options of own attention. every: attend dissimilar neighbours too.
+    rank, prefix: options of own attention. every: attend dissimilar neighbours too.
     """
     torch.manual_seed(s.fit.seed)
     own = attention == "own"
     decoder = s.decoder if own else read_decoder(s.decoder_folder)
     layers = s.layers if own else None
-    options = changes(attention, s.sizes, decoder.config.num_hidden_layers, layers, rank, score_bias)
+    options = changes(attention, s.sizes, decoder.config.num_hidden_layers, layers, rank)
     model = retrofit(decoder, **options | ({"prefix": s.prefix} if prefix else {}))
     if own and s.states is not None and not s.states.exists():
         count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
@@ -168,8 +167,8 @@ def retrofitted(
     if trained:
         rate = s.fit.max_lr if own and not rank else RATES["low-rank" if rank else attention]
         how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if own else None)
-        folder = s.folder / f"{attention}-{rank}{'-score' * score_bias}{'-prefix' * prefix}-{how.seed}"
-        batches = functools.partial(stream, s.library, s.sizes, how, scores=score_bias)
+        folder = s.folder / f"{attention}-{rank}{'-prefix' * prefix}-{how.seed}"
+        batches = functools.partial(stream, s.library, s.sizes, how)
         facts = fit(model, batches, how, s.sizes, folder, s.show)
         facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -196,7 +195,6 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own+prefix": functools.partial(retrofitted, attention="own", trained=False, prefix=True),
     "own-gates": functools.partial(retrofitted, attention="own"),
     "own-gates+prefix": functools.partial(retrofitted, attention="own", prefix=True),
-    "own-score": functools.partial(retrofitted, attention="own", score_bias=True),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
     "in-context+prefix": functools.partial(in_context, prefix=True),
@@ -218,5 +216,5 @@ def decoder_tokens(s: Setting, name: str, documents: int, random_documents: int)
 
 KEPT_BYTES = 2**31  # limit for neighbours' states in memory
 OWN = tuple(name for name in CONTENDERS if name.startswith("own"))
-TRAINED = ("new", *(name for name in OWN if name.startswith(("own-gates", "own-score", "own-lora"))))
+TRAINED = ("new", *(name for name in OWN if name.startswith(("own-gates", "own-lora"))))
 RETRIEVE_NOTHING = ("alone", "alone+prefix", "longer")  # contenders without a control

@@ -19,7 +19,6 @@ CONTENDERS = {
     "own+prefix": "own attention, nothing trained, shared prefix",
     "own-gates": "own attention, bias and scale trained",
     "own-gates+prefix": "own attention, bias and scale trained, shared prefix",
-    "own-score": "own attention, slope of the similarity trained too",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
     "in-context+prefix": "in-context retrieval, shared prefix",

@@ -253,8 +253,8 @@ def draw(records: Sequence[Mapping], folder: Path) -> None:
 
 
 #: Colours of contenders; the shared prefix changes the marker, not the colour. Records may have contenders of earlier
-#: versions, which are drawn as stars.
-COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00", "#882255")
+#: versions, which are drawn in yellow or as stars.
+COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#d55e00", "#882255")
 FAMILIES = [name for name in CONTENDERS if "+" not in name]
 MARKERS = {"": "o", "prefix": "s"}
 
@@ -273,7 +273,7 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
     for axes, (title, found) in zip(panels, records.items()):
         for name, row in found.items():
             family, _, added = name.partition("+")
-            colour, marker = COLOURS[FAMILIES.index(family)], MARKERS.get(added, "*")
+            colour, marker = dict(zip(FAMILIES, COLOURS)).get(family, "#f0e442"), MARKERS.get(added, "*")
             at = row["cpu_ms_a_token"]
             gap, low, high = (-value for value in row["minus_alone"])
             bars = [[gap - high], [low - gap]] if row["documents"] >= LEAST_DOCUMENTS else None

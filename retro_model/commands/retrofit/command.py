@@ -46,7 +46,6 @@ def run(
     attention: str = "own",
     layers: tuple[int, ...] | None = None,
     rank: int = 0,
-    score_bias: bool = False,
     prefix: bool = False,
     folder_of_texts: Path | None = None,
     text_field: str = "text",
@@ -58,7 +57,7 @@ def run(
     """Run all stages into `folder` and return the verdict.
 
     decoder: see `decoder_folder`. attention: "own" for the decoder's own attention, "new" for RETRO's layers and
-    encoder. layers, rank, score_bias: see `fitting.changes`. prefix: whether to choose a shared prefix for own
+    encoder. layers, rank: see `fitting.changes`. prefix: whether to choose a shared prefix for own
     attention, see `prefix.choose`.
     text_field, strict: see `texts.read`.
     measures_small: hold documents out of a folder with few documents too. Without held-out documents nothing is
@@ -89,7 +88,7 @@ def run(
     library = prepare(folder, decoder, rest, held, sizes, show)
     model = read_decoder(decoder)
     torch.manual_seed(how.seed)
-    options = changes(attention, sizes, model.config.num_hidden_layers, layers, rank, score_bias)
+    options = changes(attention, sizes, model.config.num_hidden_layers, layers, rank)
     if prefix and attention == "own":
         show("choosing a shared prefix on documents of the library")
         bos = model.config.bos_token_id
@@ -108,7 +107,7 @@ def run(
     how = _unless_far(library, sizes, how, attention, show)
     show(f"training: {how.steps} steps")
     read = how if attention == "own" else dataclasses.replace(how, windows=None)
-    batches = functools.partial(stream, library, sizes, read, scores=options.get("score_bias", False))
+    batches = functools.partial(stream, library, sizes, read)
     keeping = getattr(whole.model, "keeping", contextlib.nullcontext)  # own attention has it
     with keeping():
         training = fit(whole.model, batches, how, sizes, folder / "training", show)
@@ -215,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = RATES["low-rank" if given.rank and own else given.attention] if given.lr is None else given.lr
     how = Fit(given.steps, given.batch, given.windows, rate, given.autocast, given.seed)
-    names = ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
+    names = ("attention", "rank", "prefix", "text_field", "strict")
     options = {name: getattr(given, name) for name in names}
     options["encoder"] = None if given.encoder == TFIDF else Path(given.encoder)
     options["measures_small"] = given.held_out is not None

@@ -19,18 +19,15 @@ SAVED_EVERY = 5  # steps
 ENCODER = 256  # width of the encoder of new layers
 
 
-def changes(
-    attention: str, sizes: Sizes, decoder_layers: int, layers: tuple[int, ...] | None, rank: int, score_bias: bool
-) -> dict:
+def changes(attention: str, sizes: Sizes, decoder_layers: int, layers: tuple[int, ...] | None, rank: int) -> dict:
     """Return the arguments of `retrofit`.
 
     attention: "own", in all layers, or "new": an encoder of one layer, and cross-attention after every fourth layer of
-    the upper third. layers: layers that attend neighbours, instead of these. rank, score_bias: options of own
-    attention.
+    the upper third. layers: layers that attend neighbours, instead of these. rank: an option of own attention.
     """
     lengths = {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}
     if attention == "own":
-        return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank, "score_bias": score_bias}
+        return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank}
     layers = layers or tuple(range(max(1, decoder_layers * 2 // 3), decoder_layers + 1, 4))
     encoder = {"layers": 1, "d_model": ENCODER, "d_ff": 2 * ENCODER, "heads": 4, "head_dim": ENCODER // 4}
     return {"cca_layers": layers, **lengths, **{f"encoder_{name}": n for name, n in encoder.items()}}

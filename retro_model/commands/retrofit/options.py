@@ -88,8 +88,6 @@ def parser() -> argparse.ArgumentParser:
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
     add("--rank", type=int, default=0, help="also train low-rank maps of this rank (default: none)")
-    said = "also train one slope per head, which adds a passage's similarity to its logits"
-    add("--score-bias", action="store_true", help=said)
     add("--prefix", action="store_true", help="choose 64 tokens of the library that every text and passage continues")
     for name in ("neighbours", "least_similarity", "passage_chunks", "window", "database_bytes"):
         add_size(made, name)

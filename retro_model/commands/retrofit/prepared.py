@@ -161,12 +161,11 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     return found if 2 * len(found) >= count else None
 
 
-def stream(library: PreparedLibrary, sizes: Sizes, how: Fit, start: int = 0, scores: bool = False):
+def stream(library: PreparedLibrary, sizes: Sizes, how: Fit, start: int = 0):
     """Return an endless iterator over batches of the library's own text with neighbours.
 
     The same `how.windows` windows recur (see `spread`), with the neighbours that own attention reads. If how.windows is
-    None or too few windows are found, batches cover the whole text, with neighbours of any similarity. scores: see
-    `gather`.
+    None or too few windows are found, batches cover the whole text, with neighbours of any similarity.
     """
     database, starts = library.database, None
     near = Searched(database, sizes.neighbours + SPARE, sizes.least_similarity)
@@ -174,6 +173,6 @@ def stream(library: PreparedLibrary, sizes: Sizes, how: Fit, start: int = 0, sco
         starts = spread(database.store, near, sizes.window, how.windows, how.seed)
     if starts is None:
         near = Searched(database, near.shape[1])
-    read = {"neighbours": near, "database": database, "k": sizes.neighbours, "scores": scores}
+    read = {"neighbours": near, "database": database, "k": sizes.neighbours}
     options = {"window": sizes.window, "batch_size": how.batch_size, "seed": how.seed, "start": start, "starts": starts}
     return training.batches(database.store, **read, **options)
