@@ -135,12 +135,12 @@ def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.nda
     return np.where(ids < 0, np.inf, distances)
 
 
-def made(dim: int, factory: str, name: str = "index", metric: int | None = None):
-    """Return an untrained index without keys. metric None: L2. Raise ValueError, naming `name`, for a bad string."""
+def made(dim: int, factory: str):
+    """Return an untrained index without keys, by L2. Raise ValueError, naming `index`, for a bad string."""
     try:
-        return library().index_factory(dim, factory, library().METRIC_L2 if metric is None else metric)
+        return library().index_factory(dim, factory, library().METRIC_L2)
     except RuntimeError as error:
-        raise ValueError(f"{name}: expected a FAISS index factory string; got {factory!r} ({error})") from error
+        raise ValueError(f"index: expected a FAISS index factory string; got {factory!r} ({error})") from error
 
 
 def _trained(keys: np.ndarray, factory: str):

@@ -47,27 +47,7 @@ def gathered_attention(
     )
 
 
-class Range:
-    """Base of a process's range of sequences: of N tokens in P processes, rank r holds r*N/P to (r+1)*N/P - 1."""
-
-    def __init__(self, group: Group | None = None) -> None:
-        self.line = Line(group)
-
-    def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
-        """Return the loss [B,n] of predicting the token after each token of the range; 0 after a sequence's last.
-
-        The next process sends its first token.
-        """
-        first = torch.stack([tokens[:, :1], counted[:, :1].to(tokens.dtype)])
-        target, counts = self.line.from_after("token after the range", first)
-        counts = torch.zeros_like(counts) if self.line.rank == self.line.size - 1 else counts
-        targets = torch.cat([tokens[:, 1:], target], 1)
-        weights = torch.cat([counted[:, 1:], counts.to(counted.dtype)], 1)
-        total, losses = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), weights.flatten())
-        return NextTokenLoss(total, losses.view(tokens.shape))
-
-
-class SequencePart(Range):
+class SequencePart:
     """This process's range of every sequence: of N tokens in P processes, rank r holds tokens r*N/P to (r+1)*N/P - 1.
 
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "sequence"))
@@ -90,6 +70,9 @@ class SequencePart(Range):
     Attributes:
         line: the processes; `line.sent` counts the bytes that this one has sent.
     """
+
+    def __init__(self, group: Group | None = None) -> None:
+        self.line = Line(group)
 
     def split(self, batch: Batch) -> PartBatch:
         """Return this process's range of a whole batch, with the neighbours of the range's chunks."""
@@ -123,6 +106,19 @@ class SequencePart(Range):
         """Return causal attention of the range's queries to all tokens up to each, [B,n,H,D]."""
         table = positions(0, (self.line.rank + 1) * query.shape[1])
         return gathered_attention(self.line, query, key, value, table, **options)
+
+    def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
+        """Return the loss [B,n] of predicting the token after each token of the range; 0 after a sequence's last.
+
+        The next process sends its first token.
+        """
+        first = torch.stack([tokens[:, :1], counted[:, :1].to(tokens.dtype)])
+        target, counts = self.line.from_after("token after the range", first)
+        counts = torch.zeros_like(counts) if self.line.rank == self.line.size - 1 else counts
+        targets = torch.cat([tokens[:, 1:], target], 1)
+        weights = torch.cat([counted[:, 1:], counts.to(counted.dtype)], 1)
+        total, losses = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), weights.flatten())
+        return NextTokenLoss(total, losses.view(tokens.shape))
 
 
 @dataclasses.dataclass(frozen=True)

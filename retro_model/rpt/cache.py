@@ -33,7 +33,6 @@ class RPTCache:
         batch: B.
         capacity: maximum number of tokens of a row; None: no limit.
         num_neighbours: K; None: config.num_neighbours. May exceed training's.
-        factory: of the indexes; see `SelfIndex`.
 
     Calls with a cache are not differentiable. A call that raises leaves the cache unusable.
 
@@ -47,7 +46,6 @@ class RPTCache:
         capacity: int | None = None,
         *,
         num_neighbours: int | None = None,
-        factory: str | None = None,
     ):
         checks.integer("batch", batch, low=1)
         if capacity is not None:
@@ -57,7 +55,7 @@ class RPTCache:
         self.positions = [0] * batch  # tokens that each row holds
         self.ring = 2 * config.segment if capacity is None else min(capacity, 2 * config.segment)
         self.retrieval: bool | None = None  # set by the first call; later calls must agree
-        self.indexes = [SelfIndex(factory=factory) for _ in range(batch)]
+        self.indexes = [SelfIndex() for _ in range(batch)]
         self.rows: dict[str, Tensor] = {}  # tensors with a row a document
         self.decoder = None  # a retrofitted decoder's own cache
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_model.base import checks, disk
-from retro_model.data import faiss_index
+from retro_model.base import checks
 
 KEYS, STATES = 1024, 64  # chunks a block; blocks are never moved
 
@@ -25,21 +20,13 @@ class SelfIndex:
         scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)  # [q,2]; query [q,d] of chunks 40, ...
         read = index.states(found)                       # [q,2,...]; -1 gives chunk 0's states, to be masked
 
-    Args:
-        factory: FAISS index factory string without training ("HNSW32", "Flat"), by inner product; None: exact search by
-            `rk.TopkStream`. FAISS holds a copy of the keys on the CPU.
-        backend: of `retro_kernels`, for the exact search.
+    The search is exact, by `rk.TopkStream`.
     """
 
-    def __init__(self, *, factory: str | None = None, backend: str | None = None):
-        self.factory, self.backend = factory, backend
-        self.reset()
-
-    def reset(self) -> None:
-        """Empty the index."""
+    def __init__(self) -> None:
         self._keys: list[Tensor] = []
         self._states: list[Tensor] = []
-        self._count, self._faiss = 0, None
+        self._count = 0
 
     def __len__(self) -> int:
         return self._count
@@ -55,9 +42,6 @@ class SelfIndex:
             if len(keys) != len(states):
                 raise ValueError(f"keys: expected [n,d] with n={len(states)} as in states; got n={len(keys)}")
             self._append(self._keys, keys.detach(), KEYS)
-            if self.factory is not None and len(keys):
-                self._faiss = _empty(self.factory, keys.shape[1]) if self._faiss is None else self._faiss
-                self._faiss.add(_rows(keys))
         self._append(self._states, states.detach(), STATES)
         self._count += len(states)
 
@@ -82,23 +66,10 @@ class SelfIndex:
             return none, none.new_full(none.shape, -1, dtype=torch.int64)
         if not self._keys:
             raise ValueError("search: expected an index with keys; got one of states alone")
-        if self.factory is not None:
-            return self._search_faiss(query, k, chunk - excluded_chunks)
-        stream = rk.TopkStream(query[None], k, causal_gap=excluded_chunks, query_offset=chunk, backend=self.backend)
+        stream = rk.TopkStream(query[None], k, causal_gap=excluded_chunks, query_offset=chunk)
         for number, block in enumerate(self._keys):
             stream.update(block[: self._count - number * KEYS][None])
         return tuple(t[0] for t in stream.result())
-
-    def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
-        """Search by FAISS. Query i may retrieve chunks up to `last` + i; hits after that are fetched and masked."""
-        fetched = min(self._count, k + max(0, self._count - 1 - last))
-        scores, hits = map(torch.from_numpy, self._faiss.search(_rows(query), fetched))
-        hidden = (hits > last + torch.arange(len(query))[:, None]) | (hits < 0)
-        missing = (0, max(0, k - fetched))
-        scores = F.pad(scores.masked_fill(hidden, -torch.inf), missing, value=-torch.inf)
-        scores, order = scores.sort(dim=-1, descending=True, stable=True)
-        hits = F.pad(hits, missing, value=-1).gather(-1, order).masked_fill(scores == -torch.inf, -1)
-        return scores[:, :k].to(query.device), hits[:, :k].to(query.device)
 
     def states(self, index: Tensor) -> Tensor:
         """Return the states [...,*shape] of chunks int64 [...]; the index -1 gives the states of chunk 0."""
@@ -113,39 +84,5 @@ class SelfIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and states, without FAISS's copy."""
+        """Bytes of keys and states."""
         return sum(t.nbytes for t in [*self._keys, *self._states])
-
-    def save(self, path: str | Path) -> None:
-        """Write one file for `restore`, atomically."""
-        path, held = Path(path), {"keys": self._keys, "states": self._states}
-        parts = {name: torch.cat(blocks)[: self._count].cpu() for name, blocks in held.items() if blocks}
-        temporary = path.with_name(path.name + ".new")
-        torch.save({"kind": "SelfIndex", "factory": self.factory, **parts}, temporary)
-        temporary.replace(path)
-
-    @classmethod
-    def restore(cls, path: str | Path, *, device: str | torch.device = "cpu", backend: str | None = None) -> SelfIndex:
-        """Load the index that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
-        with disk.open_plain(Path(path), "rb") as file:
-            try:
-                parts = torch.load(file, map_location=device, weights_only=True)
-                if parts["kind"] != "SelfIndex":
-                    raise KeyError(parts["kind"])
-            except Exception as error:
-                raise ValueError(f"{path}: truncated, corrupt or no index ({error})") from error
-        index = cls(factory=parts["factory"], backend=backend)
-        if "states" in parts:
-            index.add(parts.get("keys"), parts["states"])
-        return index
-
-
-def _rows(x: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(x.detach().float().cpu().numpy())
-
-
-def _empty(factory: str, width: int):
-    index = faiss_index.made(width, factory, "factory", faiss_index.library().METRIC_INNER_PRODUCT)
-    if not index.is_trained:
-        raise ValueError(f"factory: expected an index that needs no training, as it starts empty; got {factory!r}")
-    return index

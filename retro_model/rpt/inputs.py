@@ -22,7 +22,7 @@ def neighbour_count(config, num_neighbours: int | None) -> int:
     return config.num_neighbours if num_neighbours is None else checks.integer("num_neighbours", num_neighbours, low=1)
 
 
-def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache, part=None) -> None:
+def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache) -> None:
     """Raise TypeError or ValueError unless index is int64 [B,L,K] of earlier chunks, -1 or `OWN`.
 
     index None: the model must have a retriever.
@@ -49,8 +49,7 @@ def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, ca
         raise ValueError(f"index: expected [B,L,K] with K = {k}, the cache's; got K={index.shape[2]}")
     if index.device.type != "cpu" or not index.numel() or torch.compiler.is_compiling():
         return
-    first = 0 if part is None else part.first(chunks)
-    own = torch.arange(first, first + chunks).view(1, -1, 1)
+    own = torch.arange(chunks).view(1, -1, 1)
     if cache is not None:
         own = own + torch.tensor([p // config.chunk_len for p in cache.positions]).view(-1, 1, 1)
     if len(late := (index >= own).nonzero()):

@@ -17,16 +17,12 @@ NORM_EPS = 1e-6
 
 
 class Memory(NamedTuple):
-    """Input of the upper decoder: neighbours' states [B,L,K,2m,d], their rotation, chunk numbers (-1: none) and gates.
-
-    lead: tokens from the beginning of the memory's first chunk to the first token of the call.
-    """
+    """Input of the upper decoder: neighbours' states [B,L,K,2m,d], their rotation, chunk numbers (-1: none), gates."""
 
     states: Tensor
     turn: Rotation
     index: Tensor
     gate: Tensor
-    lead: int = 0
 
     @property
     def neighbour_mask(self) -> Tensor:
@@ -70,10 +66,9 @@ class WindowAttention(RotaryAttention):
         super().__init__(config.d_model, config.num_heads, dropout=config.dropout, **options)
         self.segment, self.sliding = config.segment, config.window == "sliding"
 
-    def forward(self, x: Tensor, turn: Rotation, part=None) -> Tensor:
-        """Return the update [B,N,d] of x [B,N,d]. part: see `RPT.forward`."""
-        query, (key, value) = self.queries(x, turn), self.project(x, turn)
-        return self.window(query, key, value) if part is None else part.window(self, query, key, value)
+    def forward(self, x: Tensor, turn: Rotation) -> Tensor:
+        """Return the update [B,N,d] of x [B,N,d]."""
+        return self.window(self.queries(x, turn), *self.project(x, turn))
 
     def window(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the update of the last N of S tokens: query [B,N,H,D], key and value [B,S,H,D].
@@ -101,7 +96,7 @@ class CrossAttention(RotaryAttention):
 
     def forward(self, x: Tensor, memory: Memory, turn: Rotation) -> Tensor:
         """Return the update [B,N,d] of x [B,N,d]. turn: of `SelfMemory.reader_positions`."""
-        return self.read(x, turn, memory.seen(self), memory.lead)
+        return self.read(x, turn, memory.seen(self), 0)
 
     def read(self, x: Tensor, turn: Rotation, seen: Sequence[Tensor], query_start: int) -> Tensor:
         """`forward` with projected keys and values [B,L,K,2m,H,D], masks and gates, as a cache holds them."""
@@ -126,9 +121,9 @@ class DecoderLayer(nn.Module):
         form = {"gated": config.gated_ffn, "approximate": "tanh"}
         self.feed_forward = FeedForward(config.d_model, config.d_ff, **form, **where)
 
-    def forward(self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn=None, part=None) -> Tensor:
+    def forward(self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn=None) -> Tensor:
         """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of `reader_positions`."""
-        x = self._added(x, self.attention(self.attention_norm(x), turn, part))
+        x = self._added(x, self.attention(self.attention_norm(x), turn))
         if self.cca is not None and memory is not None:
             x = self._added(x, self.cca(self.cca_norm(x), memory, reader_turn))
         return self.feed(x)

@@ -66,13 +66,6 @@ class NeighbourEncoder(nn.Module):
         row = torch.arange(b, device=index.device).view(b, 1, 1)
         return self.augment(pairs[row, index.clamp(0, pairs.shape[1] - 1)], chunks)
 
-    def of(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """`forward` with `states` [B,S,m,d] of more chunks than the retrieving ones. Encodes only retrieved chunks."""
-        row = torch.arange(len(states), device=index.device).view(-1, 1, 1)
-        first = index.clamp(0, states.shape[1] - 2)
-        pairs = self.pair(*(states[row, first + step].flatten(1, 2) for step in range(2)))
-        return self.augment(pairs.unflatten(1, index.shape[1:]), chunks)
-
     def pair(self, first: Tensor, second: Tensor) -> Tensor:
         """Return states [B,L,2m,d] of pairs of consecutive chunks' e, [B,L,m,d] each."""
         pairs = torch.cat([first, second], 2)

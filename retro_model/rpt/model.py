@@ -82,7 +82,6 @@ class RPT(SelfMemory):
         trunk_share: float = 1.0,
         return_retrieved: bool = False,
         loss_mask: Tensor | None = None,
-        part=None,
     ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:
         """Return logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, a `NextTokenLoss`.
 
@@ -98,19 +97,17 @@ class RPT(SelfMemory):
             return_retrieved: also return scores, index and gates (None if nothing was retrieved).
             loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is a `NextTokenLoss`, and
                 the logits of all tokens are never in memory together; see `layers.linear_cross_entropy`.
-            part: this process's range of longer documents, see `retro_model.parallel.DocumentPart`. tokens and index
-                are those of the range; the index has chunk numbers of the whole documents.
 
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are checked on the CPU only.
         """
-        options = {"cache": cache, "num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
+        options = {"cache": cache, "num_neighbours": num_neighbours, "trunk_share": trunk_share}
         x, retrieved = self.activations(tokens, index=index, retrieval=retrieval, **options)
         if loss_mask is None:
             out = self.readout(x)
         else:
             checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
-            out = (next_token_loss if part is None else part.next_token_loss)(x, self.readout_weight, tokens, loss_mask)
+            out = next_token_loss(x, self.readout_weight, tokens, loss_mask)
         return (out, retrieved) if return_retrieved else out
 
     sums_losses = True  # takes `loss_mask`
@@ -125,35 +122,32 @@ class RPT(SelfMemory):
         return F.linear(x, self.readout_weight)
 
     def activations(
-        self, tokens: Tensor, *, index=None, retrieval=True, cache=None, num_neighbours=None, trunk_share=1.0, part=None
+        self, tokens: Tensor, *, index=None, retrieval=True, cache=None, num_neighbours=None, trunk_share=1.0
     ) -> tuple[Tensor, Retrieved | None]:
         """Return final hidden states [B,N,d], the input of `readout`, and the retrieval. Arguments as in `forward`."""
         check_tokens(self, tokens, cache)
-        if part is not None:
-            part.check(self.config, tokens, cache)
         retrieval = retrieval and self.config.uses_neighbours
-        check_index(self, tokens, index, retrieval, cache, part)
+        check_index(self, tokens, index, retrieval, cache)
         if cache is not None:
             return decode(self, tokens, index, retrieval, cache)
         config = self.config
-        x, position, turn = self._lower(tokens, part)
+        x, position, turn = self._lower(tokens)
         memory = retrieved = reader_turn = None
         if retrieval and (tokens.shape[1] >= config.chunk_len or config.null_slot):
-            asked = (x, index, neighbour_count(config, num_neighbours), trunk_share)
-            memory, retrieved = self.remember(*asked) if part is None else part.remember(self, *asked)
+            count = neighbour_count(config, num_neighbours)
+            memory, retrieved = self.remember(x, index, count, trunk_share)
             reader_turn = rotation(self.reader_positions(position), config.head_dim, x.dtype)
         for layer in self.layers[config.lower_layers :]:
-            x = self._run(layer, x, turn, memory, reader_turn, part)
+            x = self._run(layer, x, turn, memory, reader_turn)
         return self.norm(x), retrieved
 
-    def _lower(self, tokens: Tensor, part=None) -> tuple[Tensor, Tensor, Rotation]:
+    def _lower(self, tokens: Tensor) -> tuple[Tensor, Tensor, Rotation]:
         """Run the lower half: its states [B,N,d], the positions of the tokens and their rotation."""
-        first = 0 if part is None else part.first(tokens.shape[1])
-        position = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        position = torch.arange(tokens.shape[1], device=tokens.device)
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         turn = rotation(position, self.config.head_dim, x.dtype)
         for layer in self.layers[: self.config.lower_layers]:
-            x = self._run(layer, x, turn, None, None, part)
+            x = self._run(layer, x, turn)
         return x, position, turn
 
     def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:

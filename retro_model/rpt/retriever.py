@@ -83,35 +83,28 @@ class SelfRetriever(nn.Module):
         return self.query(as_query) * self.score_scale, self.key(as_key)
 
     @torch.no_grad()
-    def search(self, query: Tensor, key: Tensor, k: int, first: int = 0) -> Tensor:
-        """Return the k chunks of the highest score for each query, int64 [B,L,k], best first; -1: fewer retrievable.
-
-        Queries are of chunks first, first + 1, ...; keys of chunks 0, 1, ...
-        """
+    def search(self, query: Tensor, key: Tensor, k: int) -> Tensor:
+        """Return the k chunks of the highest score for each query, int64 [B,L,k], best first; -1: fewer retrievable."""
         if not query.shape[1]:
             return torch.empty(*query.shape[:2], k, dtype=torch.int64, device=query.device)
-        options = {"causal_gap": self.excluded_chunks, "query_offset": first, "backend": self.backend}
+        options = {"causal_gap": self.excluded_chunks, "backend": self.backend}
         return rk.topk_chunks(query.detach(), key.detach(), k, **options)[1]
 
-    def select(self, query: Tensor, key: Tensor, k: int, index: Tensor | None, first: int = 0) -> Tensor:
+    def select(self, query: Tensor, key: Tensor, k: int, index: Tensor | None) -> Tensor:
         """Return `index` with `OWN` replaced by the retriever's choice. None: the k best for every chunk."""
         readable = index is not None and index.device.type == "cpu" and not torch.compiler.is_compiling()
         if readable and not bool((index == OWN).any()):  # on a GPU the host would wait, so the search always runs
             return index
-        own = self.search(query, key, k if index is None else index.shape[-1], first)
+        own = self.search(query, key, k if index is None else index.shape[-1])
         return own if index is None else torch.where(index == OWN, own, index)
 
-    def scores(self, query: Tensor, key: Tensor, first: int = 0) -> Tensor:
-        """Return s [B,L,S], differentiable; -inf if chunk i may not retrieve chunk j.
-
-        Queries are of chunks first, first + 1, ...; keys of chunks 0 .. S-1.
-        """
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return s [B,L,L], differentiable; -inf if chunk i may not retrieve chunk j."""
         with torch.autocast(query.device.type, enabled=False):  # half precision would lose ranks and margins
             acc_dtype = torch.promote_types(query.dtype, torch.float32)
             scores = query.to(acc_dtype) @ key.to(acc_dtype).transpose(-1, -2)
         chunk = torch.arange(scores.shape[-1], device=scores.device)
-        asking = torch.arange(first, first + scores.shape[-2], device=scores.device)
-        return scores.masked_fill(chunk > asking[:, None] - self.excluded_chunks, -torch.inf)
+        return scores.masked_fill(chunk > chunk[:, None] - self.excluded_chunks, -torch.inf)
 
 
 def in_chunks(x: Tensor, chunk_len: int) -> Tensor:

@@ -49,12 +49,9 @@ class Supervision(NamedTuple):
         """Return the supervision of some sequences."""
         return Supervision(*(t[which] for t in self))
 
-    def dense(self, chunks: int | None = None) -> Tensor:
-        """Return s_t of every pair of chunks [...,L,chunks], -inf if unscored, as input of `lambda_rank`.
-
-        chunks: number of chunks of the whole document; None: L.
-        """
-        chunks = self.candidates.shape[-2] if chunks is None else chunks
+    def dense(self) -> Tensor:
+        """Return s_t of every pair of chunks [...,L,L], -inf if unscored, as input of `lambda_rank`."""
+        chunks = self.candidates.shape[-2]
         padded = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
         # missing candidates go to the last column, which is dropped
         return padded.scatter(-1, torch.where(self.candidates < 0, chunks, self.candidates), self.scores)[..., :chunks]

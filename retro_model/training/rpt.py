@@ -145,7 +145,6 @@ def train_step(
     index: Tensor | None = None,
     generator: torch.Generator | None = None,
     loss_mask: Tensor | None = None,
-    part=None,
 ) -> dict[str, float]:
     """Take one optimiser step on the mean loss a token and the mean retrieval loss a pair, over all processes.
 
@@ -156,8 +155,6 @@ def train_step(
     index: neighbours [B,L,K] in place of the schedule's; needed, with supervision=None, without a retriever.
     generator: draws the sequences that get the teacher's neighbours.
     loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
-    part: a `parallel.DocumentPart`: tokens and supervision are this process's range of longer documents. The draw
-        is one per document, so every process of the group needs a generator of the same seed.
     Returns: loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
     learning_rate, pairs.
     Raises: FloatingPointError: the gradient is not finite; ValueError: no token's loss counts. The parameters are
@@ -173,15 +170,14 @@ def train_step(
     with autocast(tokens.device, settings):
         real = torch.ones_like(tokens, dtype=torch.bool) if loss_mask is None else loss_mask
         options = {"index": index, "trunk_share": lessons.trunk_share, "loss_mask": real}
-        options |= {} if part is None else {"part": part}
         out, retrieved = model(tokens, return_retrieved=True, **options)
         nats = out.total
         ranking, pairs = nats.new_zeros(()), nats.new_zeros((), dtype=torch.int64)
         if supervision is not None and retrieved is not None and retrieved.scores is not None:
             scores, margin = retrieved.scores, lessons.margin(step)
             options = {"positives": CANDIDATES, "scored_only": lessons.scored_only}
-            ranking, pairs = lambda_rank(scores, supervision.dense(scores.shape[-1]), margin, **options)
-    counted = (real if part is not None and part.line.rank else real[:, 1:]).sum()
+            ranking, pairs = lambda_rank(scores, supervision.dense(), margin, **options)
+    counted = real[:, 1:].sum()
     totals = torch.stack([nats.detach(), ranking.detach(), counted.to(nats.dtype), pairs.to(nats.dtype)])
     count = processes.count()
     if count > 1:
