@@ -7,9 +7,8 @@ rpt.py        RPT token by token: perplexity, the ranking of its retriever, the 
 leaks.py      share of a text that the training text holds
 outcome.py    bootstrap that compares models; the gain by leakage, as numbers and a picture; a sentence
 suffixes.py   the likelihood of a suffix: last words, summaries
-question_answering.py  passages as neighbours, exact match
+question_answering.py  passages as neighbours of a prompt
 knn_lm.py     the paper's baseline
-tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrations.lm_eval`)
 """
 
 from .in_context import exchanged_neighbours, random_neighbours, score_in_context

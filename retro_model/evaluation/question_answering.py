@@ -1,9 +1,7 @@
-"""Open-domain questions: passages as neighbours, the answer generated, exact match."""
+"""Open-domain questions: passages as neighbours of a prompt."""
 
 from __future__ import annotations
 
-import re
-import string
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 
 from retro_model.data.tokens import PAD
 
-PROMPT = "question: {question} \n answer:"  # section 4.3
 PASSAGE = "title: {title}, source: {source}"  # appendix C.4
 NEIGHBOURS = 20  # passages that the paper gives
 
@@ -43,17 +40,3 @@ def same_for_every_chunk(neighbours: Tensor, mask: Tensor) -> Callable[[Tensor],
 def aligned_prompt(tokens: Sequence[int], chunk_len: int) -> list[int]:
     """Put `PAD` before a prompt so that it ends with a chunk, whose neighbours the next tokens attend (section 4.3)."""
     return [PAD] * (-len(tokens) % chunk_len) + [int(token) for token in tokens]
-
-
-def normalised(answer: str) -> str:
-    """Lower case, without punctuation, articles and surplus space, as SQuAD compares answers.
-
-    normalised("The  Eiffel Tower!") == "eiffel tower"
-    """
-    kept = "".join(c for c in answer.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
-
-
-def exact_match(answer: str, accepted: Iterable[str]) -> bool:
-    """Whether an answer is one of those accepted, both normalised."""
-    return normalised(answer) in {normalised(other) for other in accepted}

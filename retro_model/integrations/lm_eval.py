@@ -1,7 +1,7 @@
 """Models of this package in EleutherAI's evaluation harness. Needs lm_eval (pip install 'retro-kernels[harness]').
 
 lm = RetroLM(model, tokenizer, retrieve=lambda chunks: database.values(database.search(chunks, k=10)))
-results = lm_eval.simple_evaluate(lm, tasks=[tasks.lambada("lambada.jsonl"), "wikitext"])
+results = lm_eval.simple_evaluate(lm, tasks=["lambada_openai", "wikitext"])
 results = lm_eval.simple_evaluate("retro", "folder=demo-out,neighbours=10", tasks=["wikitext"])
 
 Importing this module registers the model "retro", which reads a model folder. The command is `retro-model lm-eval`.
@@ -26,13 +26,17 @@ from retro_model.data.tokens import BOS
 from retro_model.evaluation import question_answering, windows
 from retro_model.evaluation.scoring import check_sizes
 from retro_model.evaluation.suffixes import score_suffixes
-from retro_model.evaluation.tasks import passages_of
 from retro_model.folders.reader import open_folder
 from retro_model.generation import generate
 from retro_model.generation.chunk_neighbours import Retrieve
 
 #: doc -> (title, text) of its passages, nearest first; None or an empty iterable if it has none
 Passages = Callable[[dict], Iterable[tuple[str, str]] | None]
+
+
+def passages_of(doc: dict) -> list[tuple[str, str]]:
+    """Return the field `passages` of a task's document, a list of {title, text}."""
+    return [(passage["title"], passage["text"]) for passage in doc.get("passages") or ()]
 
 
 @register_model("retro")
@@ -101,8 +105,7 @@ class RetroLM(TemplateLM):
             folder: a model folder.
             neighbours: neighbours per chunk; None: as many as in training; 0: retrieval off.
             random: read random chunks of the database instead of the neighbours, as the control of retrieval.
-            passages: read the `passages` of a task's document instead of the neighbours, see
-                `tasks.question_answering`.
+            passages: read the `passages_of` a task's document instead of the neighbours.
             device: the harness's, which defaults to cuda; a machine without CUDA takes cpu.
             batch_size: the harness's. max_batch_size is ignored.
             options: of `RetroLM`, e.g. stride. The window defaults to the folder's.

@@ -1,7 +1,9 @@
-"""Our models in lm_eval: the paper's tasks on small local files, against scores and samples made without it."""
+"""Our models in lm_eval: tasks on small local files, against scores and samples made without it."""
 
 import json
+import re
 from functools import partialmethod
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,15 +18,35 @@ from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store
 from retro_model.data.tokens import BOS, Tokenizer
 from retro_model.evaluation import question_answering as qa
-from retro_model.evaluation import tasks
 from tests.model.folders import made as folders
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval, the extra `harness`")
 
+import yaml  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from retro_model.integrations import lm_eval as integration  # noqa: E402
-from retro_model.integrations.lm_eval import RetroLM  # noqa: E402
+from retro_model.integrations.lm_eval import RetroLM, passages_of  # noqa: E402
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
+ARTICLES = yaml.safe_load(re.search(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)[1])
+LAST_WORDS = ARTICLES | {
+    "task": "words",
+    "output_type": "loglikelihood",
+    "doc_to_text": "{{text.rpartition(' ')[0]}}",
+    "doc_to_target": "{{' ' + text.rpartition(' ')[2]}}",
+    "target_delimiter": "",
+    "metric_list": [{"metric": "acc"}],
+}
+PROMPT = "question: {question} \n answer:"
+QUESTIONS = ARTICLES | {
+    "task": "questions",
+    "output_type": "generate_until",
+    "doc_to_text": PROMPT.format(question="{{question}}"),
+    "doc_to_target": "{{answer}}",
+    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 6, "do_sample": False},
+    "metric_list": [{"metric": "exact_match", "ignore_case": True}],
+}
 
 TEXTS = [
     "the cat sat on the mat and the dog sat on the cat",
@@ -59,16 +81,21 @@ def lines(folder, name, rows):
     return path
 
 
+def on(task, path):
+    """Return a task on the rows of a file."""
+    return task | {"dataset_kwargs": {"data_files": {"test": str(path)}}}
+
+
 def run(lm, task):
     manager = TaskManager(include_defaults=False)  # reading the thousands of others takes long
     results = lm_eval.simple_evaluate(lm, tasks=[task], task_manager=manager, bootstrap_iters=0, log_samples=True)
     return results["results"][task["task"]], results["samples"][task["task"]]
 
 
-def test_wikitext103_is_our_own_score(made, tmp_path):
+def test_the_guides_articles_get_our_own_score(made, tmp_path):
     """Rolling likelihoods in windows of 3 chunks equal `evaluation.score`, with and without retrieval."""
     folder, tokenizer, _, model, retrieve = made
-    task = tasks.wikitext103(lines(tmp_path, "wikitext", [{"text": t * 2} for t in TEXTS]))
+    task = on(ARTICLES, lines(tmp_path, "wikitext", [{"text": t * 2} for t in TEXTS]))
     new = build_store(
         tmp_path / "new", [(f"new {i}", "", t * 2) for i, t in enumerate(TEXTS)], tokenizer, chunk_len=M, bos=True
     )
@@ -83,44 +110,36 @@ def test_wikitext103_is_our_own_score(made, tmp_path):
         assert results["bits_per_byte,none"] == pytest.approx(evaluation.bits_per_byte(want), rel=1e-4)
 
 
-def test_lambada_and_curation(made, tmp_path):
+def test_last_words(made, tmp_path):
     _, tokenizer, _, model, retrieve = made
     lm = RetroLM(model, tokenizer, retrieve=retrieve)
     rows = [{"text": f"{TEXTS[0]} {word}"} for word in ("mat", "dog", "cat")]
-    results, samples = run(lm, tasks.lambada(lines(tmp_path, "lambada", rows)))
+    results, samples = run(lm, on(LAST_WORDS, lines(tmp_path, "words", rows)))
     context = tokenizer.encode(TEXTS[0]).tolist()
     words = [tokenizer.encode(row["text"]).tolist()[len(context) :] for row in rows]
     want = evaluation.score_suffixes(model, [[BOS, *context]] * 3, words, retrieve=retrieve)
     assert [s["resps"][0][0][0] for s in samples] == pytest.approx([-w.nats for w in want], rel=1e-5)
     assert results["acc,none"] == pytest.approx(sum(w.greedy for w in want) / 3)
-    rows = [{"article": TEXTS[0], "summary": "a cat sat"}]
-    results, _ = run(lm, tasks.curation(lines(tmp_path, "curation", rows)))
-    whole = tokenizer.encode(f"{TEXTS[0]}{tasks.TL_DR} a cat sat").tolist()
-    context = tokenizer.encode(TEXTS[0] + tasks.TL_DR).tolist()
-    [want] = evaluation.score_suffixes(model, [[BOS, *context]], [whole[len(context) :]], retrieve=retrieve)
-    assert results["bits_per_byte,none"] == pytest.approx(
-        want.nats / torch.tensor(2.0).log().item() / len(" a cat sat"), rel=1e-5
-    )
 
 
 def test_questions_are_answered_from_their_passages(made, tmp_path):
     _, tokenizer, _, model, _ = made
     passages = [{"title": "Cats", "text": TEXTS[0]}, {"title": "Dogs", "text": TEXTS[1]}]
     rows = [
-        {"question": "who sat on the mat?", "answers": ["?"], "passages": passages},
-        {"question": "who?", "answers": ["x"]},
+        {"question": "who sat on the mat?", "answer": "?", "passages": passages},
+        {"question": "who?", "answer": "x", "passages": []},
     ]
     prompts = [
-        qa.aligned_prompt([BOS, *tokenizer.encode(qa.PROMPT.format(question=r["question"])).tolist()], M) for r in rows
+        qa.aligned_prompt([BOS, *tokenizer.encode(PROMPT.format(question=r["question"])).tolist()], M) for r in rows
     ]
-    neighbours = qa.passage_neighbours(tasks.passages_of(rows[0]), tokenizer.encode, 2 * M, 4)
+    neighbours = qa.passage_neighbours(passages_of(rows[0]), tokenizer.encode, 2 * M, 4)
     answers = []
     for prompt, retrieve in zip(prompts, (qa.same_for_every_chunk(*neighbours), None)):
         text = tokenizer.decode(generate(model, [prompt], 6, retrieve=retrieve)[0][len(prompt) :])
         answers.append(text.split("\n")[0])
-    rows[0]["answers"] = ["something else", answers[0].upper()]
-    task = tasks.question_answering(lines(tmp_path, "questions", rows), max_new_tokens=6)
-    results, samples = run(RetroLM(model, tokenizer, passages=tasks.passages_of, num_passages=4), task)
+    rows[0]["answer"] = answers[0].upper()
+    task = on(QUESTIONS, lines(tmp_path, "questions", rows))
+    results, samples = run(RetroLM(model, tokenizer, passages=passages_of, num_passages=4), task)
     assert [s["resps"][0][0] for s in sorted(samples, key=lambda s: s["doc_id"])] == answers
     assert results["exact_match,none"] == 0.5
 
@@ -185,13 +204,6 @@ def test_a_token_may_span_context_and_continuation(made):
     assert spanned < len(lm.tok_encode("the ca")) and spaces == space == 0 and plain == len(lm.tok_encode("the"))
 
 
-def test_a_row_of_one_word_has_an_empty_context(made, tmp_path):
-    _, tokenizer, _, model, _ = made
-    results, samples = run(RetroLM(model, tokenizer), tasks.lambada(lines(tmp_path, "one", [{"text": "cat "}])))
-    [want] = evaluation.score_suffixes(model, [[BOS]], [tokenizer.encode("cat").tolist()])
-    assert samples[0]["resps"][0][0][0] == pytest.approx(-want.nats, rel=1e-5) and "acc,none" in results
-
-
 def test_refuses(made):
     _, tokenizer, _, model, _ = made
     with pytest.raises(ValueError, match=r"window: expected a positive multiple of the chunk length \(8\); got 12"):
@@ -200,8 +212,6 @@ def test_refuses(made):
         RetroLM(model, tokenizer, window=16, stride=16)
     with pytest.raises(ValueError, match="window: expected at most max_len="):
         RetroLM(model, tokenizer, window=8 * model.config.max_len)
-    with pytest.raises(FileNotFoundError, match="path: expected a file of JSON lines"):
-        tasks.lambada("nowhere.jsonl")
 
 
 def test_the_command_scores_a_model_folder(tmp_path, monkeypatch, capsys):
@@ -209,39 +219,35 @@ def test_the_command_scores_a_model_folder(tmp_path, monkeypatch, capsys):
     (tmp_path / "model").mkdir()
     folder = folders.retro(tmp_path / "model")
     texts = [text for _, _, text in folders.held_out()]
-    articles = lines(tmp_path, "articles", [{"text": text[:300]} for text in texts])
-    words = lines(tmp_path, "words", [{"text": "The captain lost the rope near the harbour."}])
+    made = {
+        "articles": on(ARTICLES, lines(tmp_path, "articles", [{"text": text[:300]} for text in texts])),
+        "words": on(LAST_WORDS, lines(tmp_path, "words", [{"text": "The captain lost the rope near the harbour."}])),
+    }
+    for name, task in made.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(task))
     monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
-    arguments = ["--model_args", f"folder={folder},neighbours=1", "--tasks", f"wikitext103={articles}"]
-    main(["lm-eval", *arguments, f"lambada={words}", "--batch_size", "2", "--output_path", str(tmp_path / "out")])
+    arguments = ["--model_args", f"folder={folder},neighbours=1", "--include_path", str(tmp_path), "--tasks", *made]
+    main(["lm-eval", *arguments, "--batch_size", "2", "--output_path", str(tmp_path / "out")])
     [path] = (tmp_path / "out").rglob("results*.json")
     found = json.loads(path.read_text())["results"]
     lm = RetroLM.from_folder(str(folder), neighbours=1)
     assert (lm.window, lm.stride) == (128, 64)
-    for name, task in (("wikitext103", tasks.wikitext103(articles)), ("lambada", tasks.lambada(words))):
+    for name, task in made.items():
         want, _ = run(lm, task)
         metrics = [key for key in want if key.endswith(",none") and "stderr" not in key]
-        assert metrics and all(found[f"retro_{name}"][key] == pytest.approx(want[key]) for key in metrics)
-    off, _ = run(RetroLM.from_folder(str(folder), neighbours=0), tasks.wikitext103(articles))
-    assert off["bits_per_byte,none"] > found["retro_wikitext103"]["bits_per_byte,none"]
-    control, _ = run(RetroLM.from_folder(str(folder), neighbours=1, random=True), tasks.wikitext103(articles))
-    assert control["bits_per_byte,none"] > found["retro_wikitext103"]["bits_per_byte,none"]
-    assert "retro_lambada" in capsys.readouterr().out
+        assert metrics and all(found[name][key] == pytest.approx(want[key]) for key in metrics)
+    off, _ = run(RetroLM.from_folder(str(folder), neighbours=0), made["articles"])
+    assert off["bits_per_byte,none"] > found["articles"]["bits_per_byte,none"]
+    control, _ = run(RetroLM.from_folder(str(folder), neighbours=1, random=True), made["articles"])
+    assert control["bits_per_byte,none"] > found["articles"]["bits_per_byte,none"]
+    assert "words" in capsys.readouterr().out
 
 
-def test_what_the_command_hands_over(tmp_path):
-    words = lines(tmp_path, "words", [{"text": "a b"}])
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    given = hand_over(["run", "--tasks", f"lambada={words},wikitext", "piqa", "--limit", "3"], folder)
-    want = ["run", "--tasks", "retro_lambada,wikitext", "piqa", "--limit", "3"]
-    assert given == [*want, "--include_path", str(folder), "--model", "retro"]
-    given = hand_over(["--include_path", "mine", "--tasks", f"lambada={words}", "--model", "hf"], folder)
-    assert given == ["--tasks", "retro_lambada", "--model", "hf", "--include_path", f"mine:{folder}"]
-    assert hand_over(["ls", "tasks"], folder) == ["ls", "tasks"]
-    assert hand_over(["--tasks", "other=x"], folder)[1] == "other=x"
-    with pytest.raises(FileNotFoundError, match="path: expected a file of JSON lines"):
-        hand_over(["--tasks", "lambada=nowhere.jsonl"], folder)
+def test_what_the_command_hands_over():
+    given = ["run", "--tasks", "wikitext", "piqa", "--limit", "3"]
+    assert hand_over(given) == [*given, "--model", "retro"]
+    for same in (["--tasks", "wikitext", "--model", "hf"], ["ls", "tasks"]):
+        assert hand_over(same) == same
 
 
 def test_arguments_of_a_folder_are_checked(tmp_path):
@@ -262,13 +268,13 @@ def test_a_decoder_with_a_library_by_its_own_attention(tmp_path):
     sizes = Sizes(chunk_len=M, window=32, stride=16, dim=64, held_out=2, held_bytes=100)
     folder = tmp_path / "out"
     retrofit.run(decoder, folder, sizes, Fit(steps=0), folder_of_texts=texts)
-    words = tasks.lambada(lines(tmp_path, "words", [{"text": "The captain lost the rope near the old harbour town."}]))
+    words = on(LAST_WORDS, lines(tmp_path, "words", [{"text": "The captain lost the rope near the old harbour town."}]))
     found = {}
     for name, options in {"on": {}, "off": {"neighbours": 0}, "random": {"random": True}}.items():
         [sample] = run(RetroLM.from_folder(str(folder), **options), words)[1]
         found[name] = sample["resps"][0][0][0]  # log-likelihood of the last word
     assert len(set(found.values())) == 3, found
-    rows = [{"question": "who?", "answers": ["x"], "passages": [{"title": "Rope", "text": TEXTS[0]}]}]
-    questions = tasks.question_answering(lines(tmp_path, "questions", rows), max_new_tokens=2)
+    rows = [{"question": "who?", "answer": "x", "passages": [{"title": "Rope", "text": TEXTS[0]}]}]
+    questions = on(QUESTIONS, lines(tmp_path, "questions", rows))
     results, samples = run(RetroLM.from_folder(str(folder), passages=True), questions)
     assert results["exact_match,none"] == 0 and isinstance(samples[0]["resps"][0][0], str)

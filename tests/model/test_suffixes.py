@@ -14,13 +14,7 @@ from retro_model.evaluation.knn_lm import (
     score_knn,
     score_knn_settings,
 )
-from retro_model.evaluation.question_answering import (
-    aligned_prompt,
-    exact_match,
-    normalised,
-    passage_neighbours,
-    same_for_every_chunk,
-)
+from retro_model.evaluation.question_answering import aligned_prompt, passage_neighbours, same_for_every_chunk
 from retro_model.evaluation.suffixes import score_suffixes
 from tests.model import tiny
 from tests.model.data import store_of
@@ -100,11 +94,6 @@ def test_passages_become_neighbours():
     retrieved, there = same_for_every_chunk(neighbours, mask)(torch.zeros(5, M, dtype=torch.int64))
     assert retrieved.shape == (5, 3, 24) and torch.equal(retrieved[4], neighbours) and torch.equal(there[0], mask)
     assert aligned_prompt([5, 6, 7, 8, 9], 4) == [0, 0, 0, 5, 6, 7, 8, 9] and aligned_prompt([1] * 8, 4) == [1] * 8
-
-
-def test_exact_match():
-    assert normalised("The  Eiffel-Tower, a tower!") == "eiffeltower tower"
-    assert exact_match(" paris.\t", ["London", "Paris"]) and not exact_match("Paris, France", ["Paris"])
 
 
 def stores(folder):

@@ -244,23 +244,15 @@ def test_a_library_is_read_by_the_same_reader(tmp_path):
         texts.load(tmp_path / "notes", strict=True, show=said.append)
 
 
-def test_a_task_reads_its_file_by_the_same_reader(tmp_path):
-    pytest.importorskip("datasets")
-    from retro_model.evaluation import tasks
-
+def test_rows_are_read_by_the_same_reader(tmp_path):
     rows = [{"text": CAFE, "more": 1}, {"text": "a b"}]
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    task = tasks.lambada(path)
-    found = task["custom_dataset"](**task["metadata"], **task["dataset_kwargs"])["test"]
-    assert found["text"] == [CAFE, "a b"] and found["more"] == [1, None]
+    assert [row for _, row in read_rows(path)] == rows
     path = tmp_path / "bad.jsonl"
-    path.write_text('{"text": "a b"}\n{"title": "x"}\n')
-    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: expected the field 'text' of lambada; got 'title'"):
-        tasks.lambada(path)
     path.write_text('{"text": "a b"}\n3\n')
     with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: expected an object; got int"):
-        tasks.lambada(path)
+        list(read_rows(path))
     (tmp_path / "rows.txt").write_text("{}")
     with pytest.raises(ValueError, match=r"rows\.txt: expected a file of rows"):
         list(read_rows(tmp_path / "rows.txt"))
