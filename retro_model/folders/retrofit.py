@@ -93,5 +93,5 @@ class RetrofitReader(Reader):
         decoder = base_of(self.model.decoder)
         options_of = {"max_new_tokens": options.new_tokens, "do_sample": False, "eos_token_id": self.stop_token}
         inputs = {"attention_mask": torch.ones_like(prompt)[None], "pad_token_id": self.stop_token}
-        type(decoder).generate(decoder, prompt[None], streamer=Streamer(), **inputs, **options_of)
+        decoder.generate(prompt[None], streamer=Streamer(), **inputs, **options_of)
         return found | {"answer": said()}

@@ -1,25 +1,19 @@
-"""The decoder's part of a saved retrofit: find the tensors that its folder lacks, and put them back."""
+"""The decoder's part of a saved retrofit: whether its origin holds its weights, and how they are written and loaded."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from retro_model.retrofit.decoders import adapters, base_of
 
 #: Names of the modules that PEFT puts around a module of the decoder.
 WRAPPED = (".base_layer.", ".original_module.")
-
-
-class Unloadable(ValueError):
-    """Raised for a folder from which a decoder cannot be loaded again. The message names the decoder's first fault."""
 
 
 def load(folder: str | os.PathLike, config: dict, **options) -> PreTrainedModel:
@@ -51,51 +45,22 @@ def save(decoder: nn.Module, folder: str | os.PathLike, **options) -> None:
     base.save_pretrained(folder, state_dict=state, **options)
 
 
-def differing(decoder: nn.Module, folder: str | os.PathLike) -> dict[str, Tensor]:
-    """Return the parameters and buffers of the decoder that differ from the tensors in a folder.
+def is_unchanged(decoder: nn.Module, origin: str | os.PathLike) -> bool:
+    """Whether a folder holds the decoder's weights bit by bit, without adapters, which PEFT saves.
 
     A name on the hub means the copy in the library's cache, because saving must not wait for the network. The folder is
-    loaded with the decoder's present configuration, and tensors are compared bit by bit. Buffers that no
-    checkpoint holds are compared too. Adapters are not compared, because PEFT saves them.
-
-    Raises: Unloadable, if the library cannot load the folder, or loads a model with other tensors.
+    loaded with the decoder's present configuration. Buffers that no checkpoint holds are not compared.
     """
-    base, tuned = base_of(decoder), bool(adapters(decoder))
+    base = base_of(decoder)
     try:
         with torch.random.fork_rng(devices=[]):  # loading may draw numbers, which must not change the training
-            there = load(_on_this_machine(folder, base), config_of(decoder), trust_remote_code=_is_remote(base))
-    except Exception as error:  # the library's exceptions have many types
-        raise Unloadable(f"expected a decoder that the library loads again; got {error}") from error
-    if type(there).__name__ != type(base).__name__:
-        expected = f"expected a {type(there).__name__}, which AutoModelForCausalLM loads"
-        raise Unloadable(f"{expected}; got a {type(base).__name__}")
-    here, theirs = {_plain(name): tensor for name, tensor in tensors(base)}, dict(tensors(there))
-    for name in sorted(theirs.keys() | (set() if tuned else here.keys())):
-        shapes = [list(of[name].shape) if name in of else "none" for of in (theirs, here)]
-        if shapes[0] != shapes[1]:
-            expected = f"expected the tensors that its configuration describes, {name} of shape {shapes[0]}"
-            raise Unloadable(f"{expected}; got {shapes[1]}")
-    return {name: here[name] for name, tensor in theirs.items() if not _same(here[name], tensor)}
-
-
-def put(decoder: PreTrainedModel, changed: dict[str, Tensor]) -> None:
-    """Replace parameters and buffers. Raises: ValueError for a name that the decoder lacks, and for another shape."""
-    known = dict(tensors(decoder))
-    for name, tensor in changed.items():
-        if name not in known or known[name].shape != tensor.shape:
-            expected = f"{name} {list(known[name].shape)}" if name in known else "tensors that the decoder has"
-            raise ValueError(f"folder: expected {expected}; got {name} {list(tensor.shape)}")
-        owner, _, leaf = name.rpartition(".")
-        tensor = tensor.to(known[name].device)
-        is_parameter = isinstance(known[name], nn.Parameter)
-        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, False) if is_parameter else tensor)
-
-
-def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield each parameter and each buffer, under each of its names."""
-    yield from itertools.chain(
-        module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-    )
+            there = load(_on_this_machine(origin, base), config_of(decoder), trust_remote_code=_is_remote(base))
+    except Exception:  # the library's exceptions have many types
+        return False
+    here, theirs = {_plain(name): tensor for name, tensor in base.state_dict().items()}, there.state_dict()
+    if type(there).__name__ != type(base).__name__ or not (theirs.keys() <= here.keys()):
+        return False
+    return all(here[name].dtype == t.dtype and torch.equal(here[name].cpu(), t.cpu()) for name, t in theirs.items())
 
 
 def _on_this_machine(name: str | os.PathLike, decoder: PreTrainedModel) -> Path:
@@ -113,14 +78,6 @@ def _plain(name: str) -> str:
     for part in WRAPPED:
         name = name.replace(part, ".")
     return name
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _is_remote(decoder: nn.Module) -> bool:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -39,7 +39,6 @@ from . import _saved_decoder as saved_decoder
 WEIGHTS = "model.safetensors"  # file of the added weights
 DECODER = "decoder"  # folder of a decoder that is saved whole
 ADAPTERS = "adapters"  # folder of PEFT's adapters
-CHANGED = "changed."  # prefix, in the file of the added weights, of tensors that the decoder's folder lacks
 GENERATION = "generation_config.json"
 
 
@@ -48,7 +47,7 @@ class RetrofitConfig(PretrainedConfig):
 
     Args:
         decoder: the decoder's own configuration.
-        retrieval: options of `retrofit`. Blocks that the caller named are given by their paths in the decoder.
+        retrieval: options of `retrofit`.
         base: name or folder of the decoder; None if its weights are in the same folder.
         sha256: digest of the file of the added weights.
         base_sha256: `digest_of` the decoder's folder; None if it has no weight files, like a name on the hub.
@@ -91,13 +90,14 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_decoder(cls, decoder: PreTrainedModel, **changes) -> RetrofitForCausalLM:
-        """Return a decoder with retrieval; `changes` as in `retrofit`."""
-        named = _named_blocks(decoder, **changes)
+        """Return a decoder with retrieval; `changes` as in `retrofit`, without `blocks`, which a folder cannot name."""
+        if changes.get("blocks") is not None:
+            raise ValueError("blocks: expected None for a model of the Hugging Face library; got a value")
         model = retrofit(decoder, **changes)
         base = getattr(decoder.config, "_name_or_path", None) or None
         if base is not None and Path(base).is_dir():
             base = str(Path(base).resolve())
-        return cls(RetrofitConfig(decoder.config.to_dict(), model.config.to_dict() | named, base), model)
+        return cls(RetrofitConfig(decoder.config.to_dict(), model.config.to_dict(), base), model)
 
     def _init_weights(self, module) -> None:
         """Do nothing: `retrofit` has drawn the weights."""
@@ -217,7 +217,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         if retrieve is None and not self.model.always_attends:
             decoder = base_of(self.model.decoder)
             decoder.generation_config = self.generation_config
-            return type(decoder).generate(decoder, inputs, generation_config, **options)
+            return decoder.generate(inputs, generation_config, **options)
         _check_generation(self._prepare_generation_config(generation_config, **options)[0], options)
         if retrieve is not None:
             self._neighbours = ChunkNeighbours(retrieve, self.model.config, self.device)
@@ -291,8 +291,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
         The configuration names the decoder by its origin if the decoder's weights have not changed. To find out, the
         origin is loaded and compared with the decoder bit by bit. A decoder without an origin, or whose
-        weights have changed, is written too, with the configuration that it has now. Buffers that the decoder's folder
-        lacks, or has in another type, are written next to the added weights.
+        weights have changed, is written too, with the configuration that it has now.
 
         Args:
             is_main_process: nothing is written if it is False.
@@ -308,21 +307,19 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             return
         decoder, origin, folder = self.model.decoder, self.config.base, Path(folder)
         tuned = _check_saved(self.model)
-        changed = _changed_since(decoder, origin)
-        folder.mkdir(parents=True, exist_ok=True)
-        if changed is None:
+        if origin is not None and not saved_decoder.is_unchanged(decoder, origin):
             origin = None
+        folder.mkdir(parents=True, exist_ok=True)
+        if origin is None:
             saved_decoder.save(decoder, folder / DECODER, **options)
-            try:
-                changed = saved_decoder.differing(decoder, folder / DECODER)
-            except saved_decoder.Unloadable as error:
-                raise ValueError(f"decoder: {error}") from error
+            if not saved_decoder.is_unchanged(decoder, folder / DECODER):
+                got = "one whose folder AutoModelForCausalLM loads with other weights"
+                raise ValueError(f"decoder: expected a decoder that its configuration describes; got {got}")
         if tuned:
             decoder.save_pretrained(folder / ADAPTERS)
         if self.generation_config is not None:
             self.generation_config.save_pretrained(folder)
-        held = self.trained_state_dict(state_dict) | {CHANGED + name: tensor for name, tensor in changed.items()}
-        weights = save({name: tensor.contiguous() for name, tensor in held.items()})
+        weights = save({name: tensor.contiguous() for name, tensor in self.trained_state_dict(state_dict).items()})
         disk.write_plain(folder / WEIGHTS, weights)
         RetrofitConfig(
             saved_decoder.config_of(decoder),
@@ -341,32 +338,25 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
         decoder: a decoder that is loaded already, without the saved adapters; None: load it. options: of the decoder's
         from_pretrained.
-        Raises: ValueError if the configuration is corrupt, the added weights do not match it, or the weights in the
-        decoder's folder have changed. FileNotFoundError if the decoder's folder is missing.
+        Raises: ValueError or RuntimeError if the configuration is corrupt, the added weights do not match it, or the
+        weights in the decoder's folder have changed. FileNotFoundError if the decoder's folder is missing.
         """
         folder = Path(folder)
         config = _config_of(folder)
         state = _weights(folder / WEIGHTS, config.sha256)
-        # version 0.2.0 wrote the adapters into the decoder's folder, and no entry for them
-        old = config.adapters is None and (folder / DECODER / "adapter_config.json").exists()
-        tuned = ADAPTERS if config.adapters else DECODER if old else None
-        if decoder is None and old and config.base is None:
-            wanted = "the one that the saved adapters belong to, because the folder names none"
-            raise ValueError(f"decoder: expected {wanted}; got None")
+        if config.adapters is None and (folder / DECODER / "adapter_config.json").exists():
+            remedy = f'rename the folder, and add "adapters": true to {folder}/config.json'
+            raise ValueError(f"folder: expected adapters in {ADAPTERS}; got some in {DECODER}, of 0.2.0; {remedy}")
         if decoder is None:
             decoder = saved_decoder.load(_checked_origin(folder, config), config.decoder, **options)
-        changed = {name: state.pop(name) for name in list(state) if name.startswith(CHANGED)}
-        saved_decoder.put(decoder, {name.removeprefix(CHANGED): tensor for name, tensor in changed.items()})
-        if tuned:
+        if config.adapters:
             from peft import PeftModel
 
-            decoder = PeftModel.from_pretrained(decoder, folder / tuned, is_trainable=True)
+            decoder = PeftModel.from_pretrained(decoder, folder / ADAPTERS, is_trainable=True)
         fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")  # `retrofit` takes the decoder's
         left = (*fixed, "score_bias")  # an option of version 0.2.0
         changes = {name: value for name, value in config.retrieval.items() if name not in left}
         try:
-            if "blocks" in changes:
-                changes["blocks"] = [base_of(decoder).get_submodule(name) for name in changes["blocks"]]
             model = cls(config, retrofit(decoder, **changes))
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{folder}/config.json: corrupt (retrieval: {error})") from error
@@ -374,27 +364,14 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         if state.keys() != expected.keys():
             got = f"{len(state)}, without or beside {min(state.keys() ^ expected.keys())}"
             raise ValueError(f"folder: expected the {len(expected)} weights of its configuration; got {got}")
-        for name, weight in expected.items():
-            if state[name].shape != weight.shape:
-                raise ValueError(f"folder: expected {name} {list(weight.shape)}; got {list(state[name].shape)}")
-        model.load_state_dict(state, strict=False)
+        model.load_state_dict(state, strict=False)  # names a weight of another shape
         if (folder / GENERATION).exists():
             model.generation_config = GenerationConfig.from_pretrained(folder)
         return model
 
 
-#: Options of the library's generation that part rows or tokens from their neighbours, and the values that do not.
+#: Options besides the mode that part rows or tokens from their neighbours, and the values that do not.
 PARTING = {
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "constraints": (None,),
-    "force_words_ids": (None,),
-    "penalty_alpha": (None, 0),
-    "dola_layers": (None,),
-    "assistant_model": (None,),
-    "prompt_lookup_num_tokens": (None,),
-    "assistant_early_exit": (None,),
-    "use_mtp": (None, False),
     "guidance_scale": (None, 1),
     "negative_prompt_ids": (None,),
     "use_cache": (None, True),
@@ -406,39 +383,20 @@ PARTING = {
 
 
 def _check_generation(config: GenerationConfig, options: dict) -> None:
-    """Raise ValueError for an option of `generate` in `PARTING`. config: resolved from all of the library's sources."""
+    """Raise ValueError for other modes than greedy decoding and sampling, and for an option in `PARTING`.
+
+    config: resolved from all of the library's sources.
+    """
+    mode = config.get_generation_mode(options.get("assistant_model"))
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        wanted = "greedy decoding or sampling in a generation that retrieves"
+        raise ValueError(f"generation_config: expected {wanted}; got {mode.value}")
     for name, served in PARTING.items():
         value = options.get(name, getattr(config, name, None))
         if not any(value is one or (isinstance(value, (int, float, str)) and value == one) for one in served):
             wanted = " or ".join(str(one) for one in served)
             got = value if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
             raise ValueError(f"{name}: expected {wanted} in a generation that retrieves; got {got}")
-    mode = config.get_generation_mode(options.get("assistant_model"))
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise ValueError(f"generation_config: expected greedy decoding or sampling; got {mode.value}")
-
-
-def _named_blocks(decoder: nn.Module, blocks: Sequence[nn.Module] | None = None, attention=None, **_) -> dict:
-    """Return the options `blocks` and `attention` of `retrofit` with paths instead of modules; {} without blocks.
-
-    Raises: ValueError for a block that is not part of the decoder, because a saved folder could not name it.
-    """
-    if blocks is None:
-        return {}
-    paths = {module: path for path, module in base_of(decoder).named_modules()}
-    if any(block not in paths for block in blocks):
-        raise ValueError("blocks: expected modules of the decoder; got a module that is not part of it")
-    return {"blocks": [paths[block] for block in blocks], "attention": attention}
-
-
-def _changed_since(decoder: nn.Module, origin: str | None) -> dict[str, Tensor] | None:
-    """Return the decoder's buffers that its origin lacks; None if all weights have to be written."""
-    try:
-        changed = {} if origin is None else saved_decoder.differing(decoder, origin)
-    except saved_decoder.Unloadable:
-        return None
-    moved = origin is None or any(isinstance(tensor, nn.Parameter) for tensor in changed.values())
-    return None if moved else changed
 
 
 def _check_saved(model: FrozenDecoder) -> bool:

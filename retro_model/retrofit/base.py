@@ -17,17 +17,14 @@ from retro_model.layers import NextTokenLoss, next_token_loss
 from retro_model.retro.cache import ChunkCache, left_mask
 from retro_model.retro.inputs import Retrieved, check_inputs, check_positions, row_starts
 
-from .decoders import CACHES, adapters, base_of, cache_name, generate_alone, last_only, readout_of
+from .decoders import CACHES, adapters, base_of, cache_name, last_only, readout_of
 
-#: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
-THEIRS = ("generate", "save_pretrained", "push_to_hub")
-ABROAD = "its Trainer, generate and save_pretrained take huggingface.RetrofitForCausalLM.from_decoder(decoder, ...)"
 HALF = (torch.float16, torch.bfloat16)
 #: Keywords of decoders that no retrofit serves, and the reason.
 REFUSED = {
     **dict.fromkeys((*CACHES, "inputs_embeds"), "whose chunks are counted from the first token"),
     **dict.fromkeys(("output_hidden_states", "output_attentions", "output_router_logits"), "which returns logits"),
-    "labels": "which returns logits",
+    "labels": "which returns logits; the Trainer takes huggingface.RetrofitForCausalLM.from_decoder(decoder, ...)",
 }
 
 
@@ -39,10 +36,9 @@ class Frozen(nn.Module):
 
     Args:
         config: sizes of the added layers.
-        instead: advice that the decoder's own `generate` gives to its callers.
     """
 
-    def __init__(self, decoder: nn.Module, config, instead: str):
+    def __init__(self, decoder: nn.Module, config):
         super().__init__()
         self.config = config
         self.decoder = decoder.eval()
@@ -50,9 +46,6 @@ class Frozen(nn.Module):
         self._keywords = frozenset(inspect.signature(base_of(decoder).forward).parameters)
         if not adapters(decoder):  # where there are some, PEFT has frozen the rest
             decoder.requires_grad_(False)
-        base = base_of(decoder)
-        if hasattr(base, "generate"):
-            base.generate = partial(generate_alone, base, instead)  # a partial: it copies and pickles with its decoder
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -147,8 +140,8 @@ class FrozenDecoder(Frozen):
     PEFT goes first, `retrofit(get_peft_model(...))`. Added parameters are at least float32, whatever the decoder's
     type: small steps of an optimiser vanish in half precision.
 
-    `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours, and warns. For the Hugging Face
-    library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`, which holds one.
+    `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours. For the Hugging Face library's
+    Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`, which holds one.
 
     Args:
         decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
@@ -160,8 +153,7 @@ class FrozenDecoder(Frozen):
     pads_prompts = "attention_mask"  # rows of different lengths enter together under this mask
 
     def __init__(self, decoder: nn.Module, config):
-        theirs = "huggingface.RetrofitForCausalLM.generate(..., retrieve=...)"
-        super().__init__(decoder, config, f"decode {theirs} and retro_model.generate(model, ...)")
+        super().__init__(decoder, config)
         weight = next(decoder.parameters())
         #: device and type of the added weights
         self.where = {"device": weight.device, "dtype": torch.float32 if weight.dtype in HALF else weight.dtype}
@@ -189,19 +181,9 @@ class FrozenDecoder(Frozen):
         base = base_of(self.decoder)
         (getattr(base, "activation_checkpointing_disable", None) or base.gradient_checkpointing_disable)()
 
-    def __getattr__(self, name: str):
-        if name in THEIRS:
-            raise AttributeError(f"{name}: a {type(self).__name__} is no model of the Hugging Face library; {ABROAD}")
-        return super().__getattr__(name)
-
-    @property
-    def accepts_loss_kwargs(self) -> bool:
-        """Refuse the Trainer, which asks for this first. Raises: TypeError, for it trains `RetrofitForCausalLM`."""
-        raise TypeError(f"model: a {type(self).__name__} is no model of the Hugging Face library; {ABROAD}")
-
     def forward(
         self,
-        tokens: Tensor | None = None,
+        tokens: Tensor,
         neighbours: Tensor | None = None,
         *,
         neighbour_mask: Tensor | None = None,
@@ -209,8 +191,6 @@ class FrozenDecoder(Frozen):
         attention_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
         targets: Tensor | None = None,
-        input_ids: Tensor | None = None,
-        labels: Tensor | None = None,
         **options,
     ) -> Tensor | NextTokenLoss:
         """Return logits [B,N,V] of the token after each of `tokens` [B,N], or the loss if there is a `loss_mask`.
@@ -227,7 +207,6 @@ class FrozenDecoder(Frozen):
             loss_mask: [B,N], True for tokens whose negative log-likelihood counts: see `Retro.forward`. The logits of
                 all tokens are never in memory together, unless the decoder caps or shifts them.
             targets: int64 [B,N], in place of the tokens as what is to be predicted; needs `loss_mask`.
-            input_ids, labels: refused, because the Trainer trains a `RetrofitForCausalLM`.
             options: keywords of the decoder's forward, which are handed to it. position_ids [B or 1, N] must increase
                 by one from token to token if there are neighbours or a cache, because packed rows would share
                 chunks. past_key_values, inputs_embeds, use_cache=True without a cache, outputs besides the logits and
@@ -236,9 +215,6 @@ class FrozenDecoder(Frozen):
         Raises:
             TypeError, ValueError: naming the argument.
         """
-        if tokens is None or input_ids is not None or labels is not None:
-            got = "input_ids or labels, as the Hugging Face library calls its models"
-            raise TypeError(f"tokens: expected int64 [B,N]; got {got}; {ABROAD}")
         if loss_mask is not None:
             options["neighbour_mask"] = neighbour_mask
             return self._losses(tokens, neighbours, loss_mask, targets, attention_mask=attention_mask, **options)

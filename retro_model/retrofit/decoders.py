@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -37,16 +36,6 @@ def cache_name(decoder: nn.Module) -> str:
 def adapters(module: nn.Module) -> list[nn.Module]:
     """Return the layers that PEFT has put into a model (LoRA and its kin)."""
     return [m for m in module.modules() if any(c.__name__ == "BaseTunerLayer" for c in type(m).__mro__)]
-
-
-def generate_alone(decoder: nn.Module, instead: str, *args, **options):
-    """Run a Hugging Face decoder's own `generate`; warn that it retrieves nothing, and name what to use instead."""
-    warnings.warn(
-        f"{type(decoder).__name__}.generate: this decoder was retrofitted, and its own generate decodes without "
-        f"retrieval; with it {instead}",
-        stacklevel=2,
-    )
-    return type(decoder).generate(decoder, *args, **options)
 
 
 def named_blocks(

@@ -249,7 +249,7 @@ class Attending:
         prefix: in front of the text in every layer; None for no prefix.
         pool: states [U,A,2,R,G,D]; None if no token attends a neighbour.
         laid: their places; None without states.
-        total: S, the pass' columns with those of earlier calls.
+        total: S, number of columns of this pass and of earlier calls.
         turns: one per attending layer; None for a layer that does not rotate queries. None without states.
         starts: columns of padding on the left of each row. None: without padding.
         last: states and mask of each row's last complete chunk after the call, for the cache; None if no chunk

@@ -106,7 +106,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
 
     Args:
         decoder: frozen in place. decoder(tokens, **options) returns logits or an object with `.logits`. Its own
-            `generate` decodes without retrieval, and warns.
+            `generate` decodes without retrieval.
         config: sizes of the added layers. blocks, attention, backend: see `retrofit_rpt`.
     """
 
@@ -119,7 +119,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
         *,
         backend: str | None = None,
     ):
-        super().__init__(decoder, config, "decodes retro_model.generate(model, ...)")
+        super().__init__(decoder, config)
         weight = next(decoder.parameters())
         where = {"device": weight.device, "dtype": weight.dtype}
         names = [str(layer) for layer in config.cca_layers]

@@ -55,31 +55,31 @@ class Assistant(transformers.LlamaForCausalLM):
     pass
 
 
-PARTING = {
-    "num_beams": 2,
-    "use_cache": False,
-    "cache_implementation": "static",
-    "prompt_lookup_num_tokens": 3,
-    "penalty_alpha": 0.5,
-    "guidance_scale": 2.0,
+PARTING = {"use_cache": False, "cache_implementation": "static", "guidance_scale": 2.0}
+#: Options that choose another mode of generation, and the mode.
+MODES = {
+    "num_beams": (2, "beam_search"),
+    "prompt_lookup_num_tokens": (3, "assisted_generation"),
+    "penalty_alpha": (0.5, "contrastive_search"),
 }
 
 
 @pytest.mark.parametrize("source", ["argument", "generation_config", "the model's", "the decoder's"])
-@pytest.mark.parametrize("name", PARTING)
+@pytest.mark.parametrize("name", [*PARTING, *MODES])
 def test_generation_that_would_part_rows_from_neighbours_is_refused(name, source):
-    made = decoder()
+    made, value = decoder(), PARTING[name] if name in PARTING else MODES[name][0]
     if source == "the decoder's":
-        setattr(made.generation_config, name, PARTING[name])
+        setattr(made.generation_config, name, value)
     model, options = whole(made=made), greedy()
     if source == "argument":
-        options[name] = PARTING[name]
+        options[name] = value
     elif source == "generation_config":
-        options = {"generation_config": GenerationConfig(**options | {name: PARTING[name]})}
+        options = {"generation_config": GenerationConfig(**options | {name: value})}
     elif source == "the model's":
-        model.generation_config = GenerationConfig(**{name: PARTING[name]})
-    called = []
-    with pytest.raises(ValueError, match=f"^{name}: expected .* in a generation that retrieves; got {PARTING[name]}"):
+        model.generation_config = GenerationConfig(**{name: value})
+    called, got = [], value if name in PARTING else MODES[name][1]
+    named = name if name in PARTING else "generation_config"
+    with pytest.raises(ValueError, match=f"^{named}: expected .* in a generation that retrieves; got {got}"):
         model.generate(batch()[0], retrieve=lambda chunks: called.append(1) or retrieve(chunks), **options)
     assert not called
 
@@ -87,7 +87,6 @@ def test_generation_that_would_part_rows_from_neighbours_is_refused(name, source
 def test_what_only_a_call_can_ask_for_is_refused_by_name():
     model, (tokens, neighbours) = whole(), batch()
     wrong = {
-        "assistant_model": decoder(),
         "custom_generate": lambda *_: None,
         "neighbours": neighbours,
         "inputs_embeds": torch.zeros(2, N, 32),
@@ -96,6 +95,8 @@ def test_what_only_a_call_can_ask_for_is_refused_by_name():
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"^{name}: expected None in a generation that retrieves; got a "):
             model.generate(tokens, retrieve=retrieve, **greedy(), **{name: value})
+    with pytest.raises(ValueError, match=r"generation_config: .*; got assisted_generation"):
+        model.generate(tokens, retrieve=retrieve, **greedy(), assistant_model=decoder())
     static = transformers.StaticCache(config=decoder().config, max_cache_len=64)
     with pytest.raises(ValueError, match="got a StaticCache"):
         model.generate(tokens, retrieve=retrieve, **greedy(), **{CACHE: static})

@@ -188,17 +188,3 @@ def test_the_loss_without_all_logits(make, bias):
         assert not gradients
         model.zero_grad()
         columns.clear()
-
-
-def test_the_trainer_is_told_what_it_trains(tmp_path):
-    pytest.importorskip("accelerate")
-    _, model = retrofitted(llama)
-    where = r"huggingface\.RetrofitForCausalLM\.from_decoder"
-    arguments = transformers.TrainingArguments(tmp_path, max_steps=1, report_to="none", use_cpu=True, disable_tqdm=True)
-    with pytest.raises(TypeError, match=f"model: a RetrofittedDecoder is no model .*{where}"):
-        transformers.Trainer(model, arguments, train_dataset=[{}])
-    with pytest.raises(TypeError, match=f"tokens: .* got input_ids or labels, .*{where}"):
-        model(input_ids=batch()[0], labels=batch()[0])
-    for name in ("generate", "save_pretrained"):
-        with pytest.raises(AttributeError, match=f"{name}: a RetrofittedDecoder is no model .*{where}"):
-            getattr(model, name)

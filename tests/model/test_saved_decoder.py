@@ -43,10 +43,7 @@ def assert_loads_as_it_was(model, folder, **options):
     batch = huggingface.NeighbourCollator(M, retrieve)(rows(2))
     with torch.no_grad():
         assert torch.equal(again(**batch).logits, model(**batch).logits)
-    here, there = (
-        dict([*m.named_parameters(remove_duplicate=False), *m.named_buffers(remove_duplicate=False)])
-        for m in (model, again)
-    )
+    here, there = (m.state_dict() for m in (model, again))
     assert here.keys() == there.keys()
     for name in here:
         assert here[name].dtype == there[name].dtype and torch.equal(here[name], there[name]), name
@@ -96,23 +93,21 @@ def merged(decoder):
     return lora(decoder).merge_and_unload()
 
 
+def rounded(decoder):
+    for p in decoder.parameters():
+        p.data = p.to(torch.bfloat16).float()
+    return decoder
+
+
 @torch.no_grad()
 def untied(decoder):
     decoder.lm_head.weight = torch.nn.Parameter(decoder.lm_head.weight * 2)
     return decoder
 
 
-@torch.no_grad()
-def changed_buffer(decoder):
-    decoder.model.rotary_emb.inv_freq.mul_(0.5)
-    return decoder
-
-
 WRITTEN = {"fine-tuned": fine_tuned, "pruned weights": pruned_weights, "pruned layers": pruned_layers}
-WRITTEN |= {"resized": resized, "merged": merged, "rounded": lambda d: d.to(torch.bfloat16).float()}
-WRITTEN |= {"a norm of another type": lambda d: d.double().model.norm.float() and d}
-NAMED = {"nothing": lambda d: d, "changed buffer": changed_buffer, "double": torch.nn.Module.double}
-NAMED |= {"half": lambda d: d.to(torch.bfloat16), "fewer layers": lambda d: pruned_layers(d, (0, 1))}
+WRITTEN |= {"resized": resized, "merged": merged, "rounded": rounded}
+NAMED = {"nothing": lambda d: d, "double": torch.nn.Module.double, "fewer layers": lambda d: pruned_layers(d, (0, 1))}
 
 
 @pytest.mark.parametrize("how", WRITTEN)
@@ -184,23 +179,6 @@ def test_the_base_of_adapters_is_written_if_it_changed(tmp_path):
         other.save_pretrained(tmp_path / "second")
 
 
-def test_adapters_in_the_decoders_folder_are_read(tmp_path):
-    """Version 0.2.0 wrote them there, and no entry `adapters`. Without an origin it had not written the decoder."""
-    model = retrofitted(lora(origin(tmp_path / "base")))
-    model.save_pretrained(tmp_path / "saved")
-    (tmp_path / "saved" / "adapters").rename(tmp_path / "saved" / "decoder")
-    config = tmp_path / "saved" / "config.json"
-    said = json.loads(config.read_text())
-    del said["adapters"]
-    config.write_text(json.dumps(said))
-    batch = huggingface.NeighbourCollator(M, retrieve)(rows(2))
-    again = RetrofitForCausalLM.from_pretrained(tmp_path / "saved").eval()
-    assert torch.equal(again(**batch).logits, model(**batch).logits)
-    config.write_text(json.dumps(said | {"base": None}))
-    with pytest.raises(ValueError, match="decoder: expected the one that the saved adapters belong to"):
-        RetrofitForCausalLM.from_pretrained(tmp_path / "saved")
-
-
 def test_an_origin_on_the_hub_is_compared_with_the_cached_copy(tmp_path, monkeypatch):
     """Saving opens no connection. A name that is not in the cache is not accepted as the origin."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a connection was opened"))
@@ -222,7 +200,7 @@ def test_what_the_configuration_does_not_rebuild_is_refused(tmp_path):
     decoder = origin(tmp_path / "base")
     prune.l1_unstructured(decoder.model.layers[0].mlp.up_proj, "weight", 0.5)
     model = retrofitted(decoder)
-    message = r"decoder: expected the tensors that its configuration describes, model.*up_proj.*; got "
+    message = "decoder: expected a decoder that its configuration describes"
     with pytest.raises(ValueError, match=message):
         model.save_pretrained(tmp_path / "saved")
     prune.remove(decoder.model.layers[0].mlp.up_proj, "weight")
@@ -231,8 +209,10 @@ def test_what_the_configuration_does_not_rebuild_is_refused(tmp_path):
     class Own(transformers.LlamaForCausalLM):
         pass
 
-    with pytest.raises(ValueError, match="expected a LlamaForCausalLM, which AutoModelForCausalLM loads; got a Own"):
+    with pytest.raises(ValueError, match=message):
         retrofitted(Own(decoder.config)).save_pretrained(tmp_path / "own")
+    with pytest.raises(ValueError, match="blocks: expected None"):
+        retrofitted(decoder, own=False, blocks=decoder.model.layers, attention="self_attn")
 
 
 def test_the_options_of_saving(tmp_path):
@@ -247,38 +227,3 @@ def test_the_options_of_saving(tmp_path):
     assert torch.equal(again.model.bias, model.model.bias + 1)
     assert torch.equal(again.model.decoder.lm_head.weight, model.model.decoder.lm_head.weight)
     assert len(list((tmp_path / "saved" / "decoder").glob("model-*.safetensors"))) > 1
-
-
-def test_tensors_that_the_decoder_lacks_are_named(tmp_path):
-    decoder = changed_buffer(origin(tmp_path / "base"))
-    retrofitted(decoder).save_pretrained(tmp_path / "saved")
-    config = tmp_path / "saved" / "config.json"
-    said = json.loads(config.read_text())
-    said["decoder"] |= {"head_dim": 32}  # another width: a table of another length
-    config.write_text(json.dumps(said))
-    other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**said["decoder"]))
-    with pytest.raises(ValueError, match=r"folder: expected model.rotary_emb.\w+ \[16\]; got .* \[8\]"):
-        RetrofitForCausalLM.from_pretrained(tmp_path / "saved", decoder=other)
-
-
-def test_blocks_that_the_caller_named_are_saved(tmp_path):
-    config = transformers.OPTConfig(
-        vocab_size=V,
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        word_embed_proj_dim=32,
-        dropout=0.0,
-    )
-    torch.manual_seed(0)
-    decoder = transformers.OPTForCausalLM(config).eval()
-    blocks = decoder.model.decoder.layers
-    model = retrofitted(decoder, own=False, blocks=blocks, attention="self_attn", cca_output="fresh")
-    assert_loads_as_it_was(model, tmp_path / "saved")
-    strangers = [torch.nn.ModuleDict({"self_attn": torch.nn.Identity()}) for _ in blocks]
-    with pytest.raises(ValueError, match="blocks: expected modules of the decoder; got a module that is not part"):
-        retrofitted(decoder, own=False, blocks=strangers, attention="self_attn")
-    with pytest.raises(ValueError, match="blocks: expected None for neighbours='own'"):
-        retrofitted(decoder, blocks=blocks, attention="self_attn")
