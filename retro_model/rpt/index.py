@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_model.base import checks
+from retro_model.base import checks, disk
 
 KEYS, STATES = 1024, 64  # chunks a block; blocks are never moved
 
@@ -24,6 +26,10 @@ class SelfIndex:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty the index."""
         self._keys: list[Tensor] = []
         self._states: list[Tensor] = []
         self._count = 0
@@ -86,3 +92,26 @@ class SelfIndex:
     def nbytes(self) -> int:
         """Bytes of keys and states."""
         return sum(t.nbytes for t in [*self._keys, *self._states])
+
+    def save(self, path: str | Path) -> None:
+        """Write one file for `restore`, atomically."""
+        path, held = Path(path), {"keys": self._keys, "states": self._states}
+        parts = {name: torch.cat(blocks)[: self._count].cpu() for name, blocks in held.items() if blocks}
+        temporary = path.with_name(path.name + ".new")
+        torch.save({"kind": "SelfIndex", **parts}, temporary)
+        temporary.replace(path)
+
+    @classmethod
+    def restore(cls, path: str | Path, *, device: str | torch.device = "cpu") -> SelfIndex:
+        """Load the index that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
+        with disk.open_plain(Path(path), "rb") as file:
+            try:
+                parts = torch.load(file, map_location=device, weights_only=True)
+                if parts["kind"] != "SelfIndex":
+                    raise KeyError(parts["kind"])
+            except Exception as error:
+                raise ValueError(f"{path}: truncated, corrupt or no index ({error})") from error
+        index = cls()
+        if "states" in parts:
+            index.add(parts.get("keys"), parts["states"])
+        return index

@@ -1,6 +1,7 @@
 """Decoding with a cache equals the whole, for any blocks and positions of rows; the growing index."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -145,11 +146,16 @@ def test_what_grows_is_the_index_and_the_gate():
     assert held == 4 and len(cache.indexes[0]) == 9  # every chunk whose successor is complete
 
 
+def keys_and_states():
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(37, 16, generator=g), torch.randn(37, 6, 16, generator=g)
+
+
 def test_the_index_finds_the_best(monkeypatch):
     monkeypatch.setattr("retro_model.rpt.index.KEYS", 8)
     monkeypatch.setattr("retro_model.rpt.index.STATES", 6)
-    g = torch.Generator().manual_seed(0)
-    keys, states, index = torch.randn(37, 16, generator=g), torch.randn(37, 6, 16, generator=g), SelfIndex()
+    keys, states = keys_and_states()
+    index = SelfIndex()
     for at in (slice(0, 5), slice(5, 29), slice(29, 37)):
         index.add(keys[at], states[at])
     assert len(index) == 37
@@ -163,6 +169,28 @@ def test_the_index_finds_the_best(monkeypatch):
             assert scores[i, : len(want)].tolist() == pytest.approx([float(query @ keys[j]) for j in want], rel=1e-5)
     picked = torch.tensor([[0, 36, -1], [7, 8, 28]])
     assert torch.equal(index.states(picked), states[picked.clamp(min=0)])
+
+
+def test_the_index_is_saved_restored_and_reset(tmp_path):
+    keys, states = keys_and_states()
+    index = SelfIndex()
+    index.add(keys, states)
+    index.save(tmp_path / "index.pt")
+    again = SelfIndex.restore(tmp_path / "index.pt")
+    hits = [i.search(keys[:3], 2, chunk=37, excluded_chunks=1) for i in (index, again)]
+    assert torch.equal(hits[0][1], hits[1][1]) and torch.equal(again.states(hits[1][1]), index.states(hits[0][1]))
+    again.add(keys[:1], states[:1])
+    assert len(again) == 38 and len(index) == 37
+    index.reset()
+    assert len(index) == 0 and index.search(keys[:1], 2, chunk=5, excluded_chunks=1)[1].tolist() == [[-1, -1]]
+    (tmp_path / "index.pt").write_bytes((tmp_path / "index.pt").read_bytes()[:-50])
+    with pytest.raises(ValueError, match="truncated, corrupt or no index"):
+        SelfIndex.restore(tmp_path / "index.pt")
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
+        SelfIndex.restore(tmp_path / "none.pt")
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(ValueError, match=r"pipe\.pt: expected a regular file"):
+        SelfIndex.restore(tmp_path / "pipe.pt")
 
 
 def test_refuses():
