@@ -66,7 +66,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_commands_parser_is_the_one_that_it_runs_with(name):
-    parser = program.module(name, "options").parser()
+    parser = program.parser(name)
     assert parser.prog == f"retro-model {name}" and parser.description
 
 

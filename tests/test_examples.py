@@ -81,7 +81,7 @@ def test_model_steps(capsys):
 def test_train_many(tmp_path):
     """Two processes, each with half of every sequence, on a sharded database from a pool of two."""
     pytest.importorskip("tokenizers")
-    from retro_model.commands.neighbours import command as neighbours
+    from retro_model.commands import neighbours
 
     files = str(Path(json.__file__).parent / "*.py")
     sizes = ["--chunk-len", "16", "-k", "3", "--shards", "2", "--key-type", "float16", "--workers", "2"]

@@ -1,14 +1,17 @@
 """The program `retro-model`, which is `python -m retro_model` in a checkout: `COMMANDS` lists its commands.
 
-A command is a package here. Its module `command` has `main(arguments)`, which runs it. Its module `options` has
-`parser()` and does not load torch, so that help and errors in options appear at once.
+A command is a module with `main(arguments)`, which runs it. Its parser is in `options`, which does not load torch, so
+that help appears at once.
 """
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 import sys
+
+from . import options
 
 #: Name of each command and its line in the help.
 COMMANDS = {
@@ -16,6 +19,12 @@ COMMANDS = {
     "compare": "score a retrofitted decoder next to baselines",
     "neighbours": "make tokens, keys and neighbours of documents",
     "lm-eval": "run the evaluation harness on a trained model",
+}
+MODULES = {
+    "retrofit": "retrofit.command",
+    "compare": "compare.command",
+    "neighbours": "neighbours",
+    "lm-eval": "lm_eval",
 }
 HELP = "\n".join(
     [
@@ -30,9 +39,9 @@ HELP = "\n".join(
 )
 
 
-def module(name: str, part: str):
-    """Import a module of a command's package. part: "command" or "options"."""
-    return importlib.import_module(f"retro_model.commands.{name.replace('-', '_')}.{part}")
+def parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    return getattr(options, name.replace("-", "_"))()
 
 
 def main(arguments: list[str]) -> None:
@@ -53,8 +62,8 @@ def main(arguments: list[str]) -> None:
         sys.exit(2)  # as argparse does for an unknown option
     asked = {"-h", "--help"} & {*rest[: 1 if name == "lm-eval" else 2]}  # lm-eval has commands with help of their own
     if asked:
-        module(name, "options").parser().parse_args(rest)
-    module(name, "command").main(rest)
+        parser(name).parse_args(rest)
+    importlib.import_module(f"retro_model.commands.{MODULES[name]}").main(rest)
 
 
 def command() -> None:

@@ -16,27 +16,17 @@ PARTS = ("model", "tokenizer", "held_out", "store", "keys", "embedder")  # of ev
 LIBRARY = {"held_out": "validation", "keys": "embeddings", "embedder": "embedder.npz"}
 
 
-def _figures(name: str, value: object) -> None:
-    """Raise ValueError unless `value` is a list of objects of numbers, each with document and first_chunk."""
-    for passage in value if isinstance(value, list) else [None]:
-        if not isinstance(passage, dict) or not {"document", "first_chunk"} <= passage.keys():
-            raise ValueError(f"{name}: expected objects with document and first_chunk; got {passage!r}")
-        for figure, number in passage.items():
-            checks.number(f"{name}: {figure}", number)
-
-
 _count = functools.partial(checks.integer, low=1, high=MOST_PASSAGES)
 #: fact that a reader computes with -> its check
-FACTS = {"bos": checks.flag, "least_similarity": checks.number, "passages": _figures}
-FACTS |= {"neighbours": _count, "passage_chunks": _count}
+FACTS = {"bos": checks.flag, "least_similarity": checks.number, "neighbours": _count, "passage_chunks": _count}
 
 
 @dataclass(frozen=True)
 class ModelFolder:
     """Contents of `model.json`.
 
-    parts: part -> its name within the folder. window: tokens read at once. facts: figures to show, `passages` with
-    their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K in training).
+    parts: part -> its name within the folder. window: tokens read at once. facts: sentences to show, `bos` (whether
+    texts begin with BOS), `neighbours` (K in training).
     """
 
     path: Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +26,8 @@ from .reading import TextReading, bits, sources, token_texts
 
 MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
-FIGURES = ("on", "off", "random", "seen")  # facts of a passage: bits per byte, and the gain that can be seen
 LONGEST_TEXT = 64 << 10  # characters
 LEAST_MATCH = 0.1
-BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,8 @@ class Reader:
     Attributes:
         folder: contents of `model.json`. model, tokenizer, held_out: its parts.
         library: documents to retrieve from.
-        passages: facts of the held-out passages, a window each. order: their numbers, best demonstration first.
+        passages: facts of the held-out passages, a window each. order: their numbers, first those that resemble the
+            library most: they gain most. start: the first of them.
     """
 
     without = "the same model, retrieval off"  # name of the reading without retrieval
@@ -88,13 +86,17 @@ class Reader:
         self.library = Documents(store, keys, embedder, self.tokenizer, **options)
         self.neighbours = folder.facts.get("neighbours", 2)
         self.passages = self._passages()
-        self.order = sorted(range(len(self.passages)), key=self._worth)
+        self.order = self._order()
         self.start = self.order[0] if self.order else 0
 
-    def _worth(self, number: int) -> tuple:
-        """Sort key of a passage: full windows before tails, then by the gain that can be seen."""
-        passage = self.passages[number]
-        return passage["tokens"] < self.folder.window // 2, -passage.get("seen", 0.0), number
+    def _order(self) -> list[int]:
+        """Return the numbers of the passages: full windows before tails, then by the chunks' mean similarity."""
+        m, found = self.held_out.chunk_len, []
+        for passage in self.passages:
+            ids = self.passage(passage["id"])
+            near = self.library.search(ids[: len(ids) // m * m].reshape(-1, m), 1)[1]
+            found.append((passage["tokens"] < self.folder.window // 2, -float(near.mean()) if near.size else 0.0))
+        return sorted(range(len(found)), key=found.__getitem__)
 
     def _tokenizer(self):
         return Tokenizer.load(self.folder.part("tokenizer"))
@@ -107,17 +109,14 @@ class Reader:
         return model
 
     def _passages(self) -> list[dict]:
-        """Return document, first chunk and line of each window, with its figures if the folder has them."""
-        measured = [p for p in self.folder.facts.get("passages", []) if "seen" in p]
-        known = {(p["document"], p["first_chunk"]): {name: p[name] for name in FIGURES if name in p} for p in measured}
+        """Return document, first chunk and line of each window."""
         m, window, passages = self.held_out.chunk_len, self.folder.window, []
         per_window = max(1, window // m)
         for number, entry in enumerate(self.held_out.documents):
             ids, line = self.held_out.document_tokens(number), 1
             for first in range(0, entry.num_chunks, per_window):
                 passage = {"id": len(passages), "document": number, "name": entry.name, "first_chunk": first}
-                passage |= {"line": line, "tokens": min(window, len(ids) - first * m)}
-                passages.append(passage | known.get((number, first), {}))
+                passages.append(passage | {"line": line, "tokens": min(window, len(ids) - first * m)})
                 line += self.tokenizer.decode_bytes(ids[first * m : (first + per_window) * m]).count(b"\n")
         return passages
 
@@ -133,7 +132,7 @@ class Reader:
         """Return the first `window` token ids of a user's text. Raises: ValueError for an empty or too long text."""
         if len(text) > LONGEST_TEXT:
             raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
-        ids = self._first_tokens(text, self.folder.window - 1)
+        ids = self.tokenizer.encode(text)[: self.folder.window - 1]
         if not len(ids) or not text.strip():
             raise ValueError("text: expected some text; got none")
         return np.concatenate([[self.bos_id], ids]) if self.folder.facts.get("bos") else np.asarray(ids)
@@ -145,20 +144,6 @@ class Reader:
     def answer(self, text: str, options: Options, told: Callable[[str], None] = lambda text: None) -> dict:
         """Answer a question: see `RetrofitReader.answer`."""
         return self.find(text, options)
-
-    def _first_tokens(self, text: str, count: int) -> np.ndarray:
-        """Return encode(text)[:count], encoding only as much of the text as that needs.
-
-        The encoded part ends before white space: no tokeniser here has a token across that place.
-        """
-        end = 8 * count
-        while True:
-            space = BEFORE_SPACE.search(text, end)
-            part = text[: space.start()] if space else text
-            ids = self.tokenizer.encode(part)[:count]
-            if len(ids) == count or len(part) == len(text):
-                return ids
-            end *= 2
 
     @torch.no_grad()
     def score(self, ids: np.ndarray, options: Options) -> TextReading:
@@ -219,7 +204,7 @@ class Reader:
             "weights": sum(p.numel() for p in self.model.parameters()),
             "window": self.folder.window,
             "without": self.without,
-            "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"},
+            "facts": self.folder.facts,
             "passages": [self.passages[number] for number in self.order],
             "asks": self.asks,
             "start": self.start,
@@ -251,37 +236,3 @@ def open_folder(path: str | Path, device: str = "cpu", model: nn.Module | None =
     # transformers is imported for its own folders alone
     made = importlib.import_module(f"{__package__}.retrofit").RetrofitReader if folder.kind == "retrofit" else Reader
     return made(folder, device, model)
-
-
-def measure(
-    path: str | Path,
-    report: Callable[[int, int], None] = lambda done, total: None,
-    model: nn.Module | None = None,
-    most: int | None = None,
-) -> list[dict]:
-    """Read held-out passages as the page does, write the figures into `model.json` and return them.
-
-    A second call continues a stopped one: it reads only passages without figures. report: called with the numbers of
-    passages done and to do. model: see `open_folder`. most: read only this many passages, the first; None: all.
-    """
-    reader = open_folder(path, model=model)
-    passages = reader.passages[:most]
-    for done, passage in enumerate(passages):
-        report(done, len(passages))
-        if "seen" in passage:
-            continue
-        reading = reader.score(reader.passage(passage["id"]), Options(k=reader.neighbours))
-        passage |= {name: round(value, 4) for name, value in reading.bits_per_byte().items()}
-        passage["seen"] = round(reading.seen, 1)
-        if done % 16 == 15:
-            _keep_figures(reader)
-    report(len(passages), len(passages))
-    return _keep_figures(reader)
-
-
-def _keep_figures(reader: Reader) -> list[dict]:
-    names = ("document", "first_chunk", *FIGURES)
-    figures = [{name: p[name] for name in names if name in p} for p in reader.passages if "seen" in p]
-    f = reader.folder
-    folders.describe(f.path, f.kind, f.title, f.parts, f.window, f.facts | {"passages": figures})
-    return figures

@@ -103,11 +103,6 @@ class TextReading:
         return (self.off if self.random is None else self.random) - self.on
 
     @property
-    def seen(self) -> float:
-        """Bits gained on tokens with a source: the gain that the page can show."""
-        return float(sum(gain for gain, source in zip(self.gain, self.sources) if source is not None))
-
-    @property
     def blank(self) -> np.ndarray:
         """Mask [N] of the tokens that are white space, which are not coloured."""
         return np.array([not text.strip() for text in self.texts], bool)

@@ -10,11 +10,8 @@ import contextlib
 import functools
 import json
 import math
-import os
-import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +20,8 @@ from retro_model.base import checks, transfer
 from retro_model.base.config import layer_numbers
 from retro_model.retro.inputs import Retrieved
 from retro_model.retro.reading_cache import (
-    DiskCache,
     ReadingCache,
     autocast_types,
-    digest,
     fingerprint,
     row_keys,
 )
@@ -146,8 +141,6 @@ class OwnAttention(FrozenDecoder):
         bias, scale: [attending layers, heads]. The only trained parameters at rank 0.
         query_down, value_down: [attending layers, heads, D, r]; None at rank 0.
         query_up, value_up: [attending layers, heads, r, D]; None at rank 0.
-        seconds: host time spent so far in calls with neighbours, by part: encoding neighbours ("reading"), attention in
-            attending layers ("attention"), and the rest of the decoder ("decoder").
 
     Source of the chunk-wise causality: Borgeaud et al., arXiv 2112.04426, section 2.4.
     """
@@ -164,7 +157,6 @@ class OwnAttention(FrozenDecoder):
             self.register_parameter(f"{name}_down", down)
             self.register_parameter(f"{name}_up", up)
         self.backend = backend
-        self.seconds = {"decoder": 0.0, "reading": 0.0, "attention": 0.0}
         self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
         self._kept: ReadingCache | None = None
         self._prefix: tuple[Hashable, Prefix] | None = None  # with the state of the weights that read it
@@ -174,23 +166,13 @@ class OwnAttention(FrozenDecoder):
         return bool(self.config.prefix)
 
     @contextlib.contextmanager
-    def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[ReadingCache]:
+    def keeping(self, max_bytes: int = 2**30) -> Iterator[ReadingCache]:
         """Context manager: cache the states of neighbours across calls.
 
-        Args:
-            max_bytes: maximum size of the cache in memory. The least recently used states are evicted first. All states
-                are discarded if a weight or the configuration of the decoder changes.
-            folder: also write every state to this folder; each distinct neighbour takes `neighbour_bytes()`. Later
-                processes with the same decoder, layers and sink token load the states from there. Files in the folder
-                are never deleted.
+        max_bytes: maximum size of the cache. Each distinct neighbour takes `neighbour_bytes()`. The least recently used
+        states are evicted first. All states are discarded if a weight or the configuration of the decoder changes.
         """
-        on_disk = None
-        if folder is not None:
-            before = self.config.prefix or self.config.sink_token
-            facts = (self.config.cca_layers, before, autocast_types(), self._described())
-            name = digest([self.decoder], *facts)
-            on_disk = DiskCache(Path(folder) / name, next(self.decoder.parameters()).dtype, self._state())
-        before, self._kept = self._kept, ReadingCache(max_bytes, on_disk)
+        before, self._kept = self._kept, ReadingCache(max_bytes)
         try:
             yield self._kept
         finally:
@@ -220,7 +202,6 @@ class OwnAttention(FrozenDecoder):
 
         Return the keys and values of the A attending layers [U,A,2,R,G,D].
         """
-        began = time.perf_counter()
         register()
         base, length = base_of(self.decoder).base_model, neighbours.shape[1]
         prefix, texts, options = self.prefix_states(), neighbours, {"use_cache": False}
@@ -238,7 +219,6 @@ class OwnAttention(FrozenDecoder):
                 base(part, **options, **{ARGUMENT: reading})
             if not reading.done:
                 raise RuntimeError(f"decoder: {type(base).__name__} does not hand keywords to its attention")
-        self.seconds["reading"] += time.perf_counter() - began
         return states
 
     @torch.no_grad()
@@ -254,11 +234,6 @@ class OwnAttention(FrozenDecoder):
             base_of(self.decoder).base_model(tokens, use_cache=False, **{ARGUMENT: read})
             self._prefix = state, read
         return self._prefix[1]
-
-    def encode(self, neighbours: Tensor) -> None:
-        """Encode neighbours int64 [S,R] in advance and cache them. Has an effect only inside `keeping`."""
-        for part in neighbours.split(max(1, READ_TOKENS // neighbours.shape[1])) if len(neighbours) else ():
-            self._pool(part)
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states [U,A,2,R,G,D] of the distinct neighbours in `neighbours` [S,R].
@@ -279,8 +254,8 @@ class OwnAttention(FrozenDecoder):
             parts.append(self.neighbour_states(neighbours[rows]))
             if state is not None:
                 self._kept.store(new, parts[0], state)
-        if known:  # those on disk come to the host
-            parts.append(torch.stack([states.to(neighbours.device) for states in known.values()]))
+        if known:
+            parts.append(torch.stack([*known.values()]))
         place = {key: at for at, key in enumerate((*new, *known))}
         pool = parts[0] if len(parts) == 1 else torch.cat(parts)
         return pool, transfer.numbers([place[key] for key in keys], neighbours.device)
@@ -320,9 +295,7 @@ class OwnAttention(FrozenDecoder):
             length = 0 if cache is None else cache.length
             index = torch.arange(length, length + tokens.shape[1], device=tokens.device)[None]
             options["position_ids"] = attending.prefix.length + (index if positions is None else positions)
-        began, attention = time.perf_counter(), self.seconds["attention"]
         out = self.decoder(tokens, **options, **{ARGUMENT: attending})
-        self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         if cache is not None and attending.last is not None:
             cache.states, cache.neighbour_mask = attending.last
         return out

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -278,13 +277,10 @@ class Attending:
         place = None if self.pool is None else self.model.layers.get(layer)
         if place is None and self.prefix is None:
             return None
-        began = time.perf_counter()
         if window is None and key.shape[1] != self.total:
             raise ValueError(f"cache: expected keys of the {self.total} columns so far; got {key.shape[1]}")
         own = self._own(layer, query, key, value, window, scale)
-        out = own[0] if place is None else self._merged(place, query, *own, scale)
-        self.model.seconds["attention"] += time.perf_counter() - began
-        return out
+        return own[0] if place is None else self._merged(place, query, *own, scale)
 
     def _own(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float):
         """Return the attention over the prefix and the text's own keys, and its log-sum-exp."""

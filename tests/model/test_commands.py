@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from retro_model.commands.__main__ import module
-from retro_model.commands.neighbours import command as neighbours
-from retro_model.commands.retrofit.options import Sizes
+from retro_model.commands import neighbours
+from retro_model.commands.__main__ import COMMANDS, parser
+from retro_model.commands.options import Sizes
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import open_neighbours
@@ -46,9 +46,8 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
     if made:
         pytest.importorskip("transformers").utils.logging.enable_progress_bar()
         capsys.readouterr()
-    name = str(tmp_path / "bert") if made else "tfidf"
     options = ["--documents", str(documents), "--text-field", "body", "--tokenizer", "train:270"]
-    options += ["--chunk-len", "8", "--encoder", name]
+    options += ["--chunk-len", "8", *(["--encoder", str(tmp_path / "bert")] if made else [])]
     arguments = [str(tmp_path / "run"), *options, "-k", "3"]
     for _ in range(2):  # the second run finds everything finished
         neighbours.main(arguments)
@@ -72,15 +71,15 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
 
 #: Commands whose default differs, with the reason in the option's help.
 OWN_DEFAULTS = {"neighbours": {"chunk_len", "neighbours"}, "ask": {"neighbours"}}
-OWN_DEFAULTS |= {"retrofit": {"held_out", "out", "lr"}}
+OWN_DEFAULTS |= {"retrofit": {"held_out", "out"}}
 
 
 def test_commands_share_words_and_defaults():
-    parsers = {name: module(name, "options").parser() for name in ("retrofit", "compare", "neighbours")}
+    parsers = {name: parser(name) for name in COMMANDS}
     parsers |= {"ask": options.ask(), "serve": options.serve()}
     words, defaults = {}, {}
-    for command, parser in parsers.items():
-        for action in parser._actions:
+    for command, made in parsers.items():
+        for action in made._actions:
             if action.option_strings and action.dest != "help":
                 words.setdefault(action.dest, {}).setdefault(tuple(action.option_strings), []).append(command)
                 if action.dest not in OWN_DEFAULTS.get(command, ()):

@@ -10,9 +10,9 @@ import torch
 
 from retro_model import Retro, RetroConfig, evaluation, generate
 from retro_model.commands.__main__ import main
-from retro_model.commands.lm_eval.command import hand_over
+from retro_model.commands.lm_eval import hand_over
+from retro_model.commands.options import Sizes
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store
@@ -267,7 +267,7 @@ def test_a_decoder_with_a_library_by_its_own_attention(tmp_path):
         fill(folder)
     sizes = Sizes(chunk_len=M, window=32, stride=16, dim=64, held_out=2, held_bytes=100)
     folder = tmp_path / "out"
-    retrofit.run(decoder, folder, sizes, Fit(steps=0), folder_of_texts=texts)
+    retrofit.run(decoder, folder, sizes, steps=0, folder_of_texts=texts)
     words = on(LAST_WORDS, lines(tmp_path, "words", [{"text": "The captain lost the rope near the old harbour town."}]))
     found = {}
     for name, options in {"on": {}, "off": {"neighbours": 0}, "random": {"random": True}}.items():

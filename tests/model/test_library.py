@@ -15,10 +15,10 @@ from retro_model import evaluation, training
 from retro_model.commands.compare import command as compare
 from retro_model.commands.compare import contenders
 from retro_model.commands.compare import results as record
+from retro_model.commands.options import CONTENDERS, Sizes
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit import prefix, prepared, texts
+from retro_model.commands.retrofit import prefix, texts
 from retro_model.commands.retrofit.fitting import fit
-from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.commands.retrofit.prepared import Searched, prepare, spread
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
@@ -26,11 +26,9 @@ from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
 from retro_model.folders.documents import Documents
 from retro_model.folders.reader import Options, open_folder
-from retro_model.folders.retrofit import RetrofitReader
 from tests.model import toys
 from tests.model.data import random_documents, store_of
 from tests.model.folders import made as folders
-from tests.model.test_commands import bert
 
 transformers = pytest.importorskip("transformers")
 
@@ -108,23 +106,6 @@ def test_neighbours_for_training_are_those_that_were_computed_before(tmp_path):
     assert torch.equal(batch.neighbours, other.neighbours) and torch.equal(batch.neighbour_mask, other.neighbour_mask)
 
 
-def test_the_similarity_by_a_frozen_encoder_is_a_cosine(tmp_path):
-    """Else no passage would reach the least similarity."""
-    for name, fill in (("decoder", folders.decoder), ("texts", folders.text_files), ("bert", bert)):
-        (tmp_path / name).mkdir()
-        fill(tmp_path / name)
-    sizes = Sizes(chunk_len=8, held_out=2, held_bytes=200, encoder=str(tmp_path / "bert"))
-    parts = texts.divide(texts.load(tmp_path / "texts")[1], sizes.held_out, sizes.held_bytes, 10_000)
-    made = prepare(tmp_path / "out", tmp_path / "decoder", *parts, sizes)
-    ids = made.neighbours[:, : sizes.neighbours]
-    keys, queries = (
-        made.database.searcher.embedder(s.chunks(range(len(s))), s.lengths)
-        for s in (made.database.store, made.held_out)
-    )
-    np.testing.assert_allclose(np.linalg.norm(keys, axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(made.similarity(sizes), np.einsum("nd,nkd->nk", queries, keys[ids]), atol=1e-5)
-
-
 class Line(torch.nn.Module):
     """Logits that depend on the token alone, and a frozen part."""
 
@@ -144,9 +125,9 @@ def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
     def stream(start):
         return training.batches(store, window=8, batch_size=2, seed=3, start=start)
 
-    how, said = Fit(steps=25, max_lr=0.1), []
+    of, said = {"seed": 0}, []
     whole = Line()
-    facts = fit(whole, stream, how, Sizes(), tmp_path / "whole", said.append)
+    facts = fit(whole, stream, 25, of, tmp_path / "whole", said.append)
     assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 6
     assert np.mean(facts["losses"][-5:]) < np.mean(facts["losses"][:5])
 
@@ -157,69 +138,26 @@ def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
         raise Stopped
 
     with pytest.raises(Stopped):
-        fit(Line(), stream, how, Sizes(), tmp_path / "stopped", stop)
+        fit(Line(), stream, 25, of, tmp_path / "stopped", stop)
     again = Line()
-    facts = fit(again, stream, how, Sizes(), tmp_path / "stopped", said.append)
+    facts = fit(again, stream, 25, of, tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
     assert said[6] == "  continues after step 1 of 25"
-    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Sizes(), tmp_path / "stopped", said.append)
+    other = fit(Line(), stream, 6, of, tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # other settings start from the beginning
     (kept,) = (tmp_path / "stopped").glob("shards-*/*.safetensors")
     assert {name for name in load_file(kept) if name.startswith("model.")} == {
         "model.added.0"
     }  # without the frozen part
     untrained = Line()
-    assert fit(untrained, stream, Fit(steps=0), Sizes(), tmp_path / "none", said.append)["steps"] == 0
-    assert len(fit(Line(), stream, Fit(steps=1), Sizes(), tmp_path / "one", said.append)["losses"]) == 1
+    assert fit(untrained, stream, 0, of, tmp_path / "none", said.append)["steps"] == 0
+    assert len(fit(Line(), stream, 1, of, tmp_path / "one", said.append)["losses"]) == 1
     assert torch.equal(untrained.table, Line().table)
-
-
-NAMES = list(contenders.MAKERS)
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """Run `compare`; return its folder, with its output in said.txt, and its arguments."""
-    decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
-    folders.decoder(decoder)
-    folders.text_files(library)
-    arguments = [str(decoder), "--texts", str(library), "--out", str(out), "--chunk-len", "8", "--window", "32"]
-    arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
-    arguments += ["--least-similarity", "0.8", "--datastore-tokens", "300", "--random-documents", "2"]
-    arguments += ["--keep-states", "--contenders", *NAMES]
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        compare.main(arguments)
-    (out / "said.txt").write_text(said.getvalue())
-    return out, arguments
-
-
-def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
-    found = json.loads((compared[0] / "compare.json").read_text())
-    rows = found["contenders"]
-    assert rows.keys() == set(NAMES) and (compared[0] / "compare.png").stat().st_size > 10_000
-    assert rows["alone"]["minus_alone"] == rows["in-context"]["minus_in_context"] == [0, 0, 0]
-    gap = rows["own"]["minus_alone"][0] - rows["in-context"]["minus_alone"][0]
-    assert rows["own"]["minus_in_context"][0] == pytest.approx(gap, abs=2e-4)
-    for name, row in rows.items():
-        assert row["cpu_seconds"]["true"] > 0 and row["cpu_ms_a_token"] > 0
-        assert row["peak_mb"] is None or row["peak_mb"] > 50
-        assert ("reading_cpu_ms_a_token" in row) == name.startswith("own")
-        assert ("prefix" in row["settings"]) == ("+prefix" in name)
-        parts = row["seconds_by_part"]
-        assert parts.keys() == ({"decoder", "reading", "attention"} if name.startswith("own") else set())
-        assert name != "own-all" or all(seconds > 0 for seconds in parts.values())
-        retrieves = name not in contenders.RETRIEVE_NOTHING
-        assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
-        assert not retrieves or row["random_documents"] == 2
-    parts = rows["own-all"]["by_similarity"].values()
-    whole = sum(part["share_of_bytes"] * part["minus_alone"][0] for part in parts)  # first chunks read nothing
-    assert whole == pytest.approx(rows["own-all"]["minus_alone"][0], abs=1e-3) and len(parts) > 1
-    assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
-    assert rows["new"]["made"]["steps"] == 2 and rows["new"]["made"]["trained_numbers"] > 1000
 
 
 def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatch, tmp_path):
     store = store_of(tmp_path, np.random.default_rng(0).integers(4, 200, (40, 150)), chunk_len=8)
+    decoder = SimpleNamespace(config=SimpleNamespace(bos_token_id=3))
     seen, losses = [], iter([*range(prefix.PLACES, 0, -1), 2.0, 0.5, 3.0, 4.0])
 
     def loss(decoder, tokens, prefix):
@@ -227,7 +165,7 @@ def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatc
         return next(losses)
 
     monkeypatch.setattr(prefix, "_loss", loss)
-    chosen = prefix.choose(None, store, window=32, sink=3, seed=1)
+    chosen = prefix.choose(decoder, store, window=32, seed=1)
     # the last three places are the best by few tokens; the second of them is the best by whole windows
     assert chosen.tokens == seen[-3][1] == seen[prefix.PLACES - 2][1] and chosen.nats == (2.0, 0.5, 3.0, 4.0)
     assert len(seen) == prefix.PLACES + 4 and seen[-1][1] == ()
@@ -240,73 +178,9 @@ def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatc
     judged = {tuple(part.tolist()) for row in whole for part in row.split(8)}
     assert len(whole) > 3 and not judged & windows  # of other documents
     monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: len(prefix))
-    none = prefix.choose(None, store, window=32, sink=3)
+    none = prefix.choose(decoder, store, window=32)
     assert none.tokens == () and "no prefix: with the best place the loss is 64.000" in none.said()
     assert f"from {chosen.document}, at token {chosen.first}: 0.500 nats per token" in chosen.said()
-
-
-def test_the_whole_time_is_estimated_and_no_bar_is_in_a_log(compared, capfd):
-    said = (compared[0] / "said.txt").read_text()
-    assert f"  all {len(NAMES)} contenders: about " in said and said.count(" CPU minutes\n") == 1
-    transformers.utils.logging.enable_progress_bar()
-    prepared.read_decoder(texts.Path(compared[1][0]))
-    assert "Loading" not in capfd.readouterr().err
-
-
-def test_the_shares_are_of_the_documents_that_were_scored(compared):
-    found = json.loads((compared[0] / "compare.json").read_text())
-    found["library"]["bytes_by_leakage"] = {"r(C) <= 0.25": 0.111, "r(C) <= 0.5": 0.222}
-    found["contenders"]["alone"]["by_leakage"] = {"r(C) <= 0.25": {"share_of_bytes": 0.4, "minus_alone": [0, 0, 0]}}
-    assert "78% of the bytes share" in record.markdown(found) and "40% at most a quarter" in record.markdown(found)
-
-
-def test_the_table_fits_into_80_columns(compared):
-    said = (compared[0] / "said.txt").read_text().splitlines()
-    table = said[next(i for i, line in enumerate(said) if "bits/byte" in line) :]
-    assert max(map(len, table[: len(NAMES)])) <= 80
-    assert all(any(line.split()[0] == name for line in table if line.split()) for name in NAMES)
-
-
-def test_no_interval_is_printed_over_few_documents(compared):
-    def cells(made) -> str:
-        return "".join(line for line in record.markdown(made).splitlines() if line.startswith("|"))
-
-    found = json.loads((compared[0] / "compare.json").read_text())
-    assert found["contenders"]["own"]["documents"] < 10 and " to " not in cells(found)
-    assert ".." not in (compared[0] / "said.txt").read_text().split("bits/byte")[1].split("compare.json")[0]
-    for row in found["contenders"].values():
-        row |= {"documents": 10, "random_documents": 10}
-    assert " to " in cells(found)
-
-
-def test_the_contenders_share_what_was_read_of_neighbours(compared):
-    names = [n for n in NAMES if n.startswith("own")]
-    facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in names}
-    assert (compared[0] / "said.txt").read_text().count("states of neighbours are kept in") == 1
-    every, near = facts.pop("own-all"), facts["own"]["neighbours"]
-    # neighbours that continue a prefix have states of their own, which two contenders share
-    with_prefix = [facts.pop(name)["read"] for name in ("own+prefix", "own-gates+prefix")]
-    assert with_prefix[0] > 0 == with_prefix[1]
-    assert every["read"] > 0 and every["reading_cpu_seconds"] > 0
-    assert every["read"] <= every["neighbours"]["true"] + every["neighbours"]["random"]
-    assert 0 < near["true"] < every["neighbours"]["true"]  # only passages similar to their chunk
-    assert all(fact["read"] == fact["reading_cpu_seconds"] == 0 for fact in facts.values())
-    rows = json.loads((compared[0] / "compare.json").read_text())["contenders"]
-    reading = rows["own-gates"]["reading_cpu_ms_a_token"]
-    assert reading == rows["own"]["reading_cpu_ms_a_token"] > 0
-
-
-def test_records_of_several_libraries_make_one_picture_and_their_tables(compared, tmp_path):
-    path = compared[0] / "compare.json"
-    compare.main(["--records", str(path), str(path), "--out", str(tmp_path)])
-    one, both = ((folder / "compare.md").read_text() for folder in (compared[0], tmp_path))
-    assert both == one + "\n" + one and (tmp_path / "compare.png").exists()
-    rows = [line.split(" | ") for line in one.splitlines() if line.startswith("| ")]
-    assert len(rows) == 1 + len(NAMES) and {len(row) for row in rows} == {len(record.COLUMNS)}
-    with pytest.raises(SystemExit, match="expected the folder of a decoder"):
-        compare.main([str(tmp_path), "--texts", compared[1][2], "--out", str(tmp_path / "new")])
-    with pytest.raises(SystemExit, match=r"compare: .*nowhere\.json"):
-        compare.main(["--records", "nowhere.json"])
 
 
 class Near:
@@ -375,15 +249,83 @@ def test_exchanged_neighbours_are_those_of_other_documents():
     assert np.array_equal(evaluation.exchanged_neighbours(nothing, store, range(8)), nothing)
 
 
-def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path, monkeypatch, capfd):
-    decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Folders of a decoder and of texts."""
+    decoder, library = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts"))
+    folders.decoder(decoder)
+    folders.text_files(library)
+    return decoder, library
+
+
+@pytest.fixture(scope="module")
+def compared(parts, tmp_path_factory):
+    """Run `compare`; return its folder, its arguments and its output."""
+    out = tmp_path_factory.mktemp("out")
+    arguments = [*map(str, (parts[0], "--texts", parts[1], "--out", out)), "--chunk-len", "8", "--window", "32"]
+    arguments += ["--steps", "2", "--held-out", "4", "--held-bytes", "400", "--least-similarity", "0.8"]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        compare.main(arguments)
+    return out, arguments, said.getvalue()
+
+
+def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
+    found = json.loads((compared[0] / "compare.json").read_text())
+    rows = found["contenders"]
+    assert rows.keys() == set(CONTENDERS) == set(contenders.MAKERS)
+    assert rows["alone"]["minus_alone"] == rows["in-context"]["minus_in_context"] == [0, 0, 0]
+    gap = rows["own"]["minus_alone"][0] - rows["in-context"]["minus_alone"][0]
+    assert rows["own"]["minus_in_context"][0] == pytest.approx(gap, abs=2e-4)
+    for name, row in rows.items():
+        assert row["cpu_seconds"]["true"] > 0 and row["cpu_ms_per_token"] > 0 and row["documents"] == 4
+        retrieves = name not in ("alone", "alone+prefix", "longer")
+        assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
+        assert ("steps" in row["made"]) == name.startswith("own-gates")
+    assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
+
+
+def test_the_table_has_a_row_for_each_contender_and_no_interval_over_few_documents(compared):
+    found, said = json.loads((compared[0] / "compare.json").read_text()), (compared[0] / "compare.md").read_text()
+    assert said in compared[2] and "of the bytes have r(C) <= 0.25" in said
+    table = [line.split(" | ") for line in said.splitlines() if line.startswith("| ")]
+    assert len(table) == 1 + len(CONTENDERS) and {len(row) for row in table} == {len(record.COLUMNS)}
+    assert " to " not in "".join(cell for row in table for cell in row)
+    for row in found["contenders"].values():
+        row["documents"] = 10
+    assert record.markdown(found).count(" to ") > len(CONTENDERS)
+
+
+def test_the_differences_are_those_of_the_scores(compared):
+    found = json.loads((compared[0] / "compare.json").read_text())["contenders"]["in-context"]
+    alone, other = (record.Result.load(compared[0] / "scores" / f"{n}-0.npz") for n in ("alone", "in-context"))
+    whole = math.log(2) * alone.true.bytes.sum()
+    for name, one, two in (
+        ("minus_alone", other.true, alone.true),
+        ("minus_random", other.true, other.random),
+        ("random_minus_alone", other.random, alone.true),
+    ):
+        assert found[name][0] == pytest.approx((one.nats - two.nats).sum() / whole, abs=1e-4)
+
+
+def test_what_is_scored_is_not_scored_again(compared, monkeypatch):
+    def fail(*_):
+        raise AssertionError("scored again")
+
+    before = (compared[0] / "compare.md").read_text()
+    for name in CONTENDERS:
+        monkeypatch.setitem(contenders.MAKERS, name, fail)
+    compare.main(compared[1])
+    assert (compared[0] / "compare.md").read_text() == before
+    for other in (["--documents", "3"], ["--seed", "1"]):
+        with pytest.raises(AssertionError, match="scored again"):
+            compare.main([*compared[1], *other])
+
+
+def test_a_retrofit_is_served_with_its_prefix_and_refers_to_its_decoder(parts, tmp_path, monkeypatch, capfd):
     sizes = Sizes(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
     said = []
     monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: -len(prefix))
-    options = {"rank": 2, "prefix": True, "folder_of_texts": library}
-    with monkeypatch.context() as loads:
-        loads.setattr(RetrofitReader, "_model", None)  # the page's numbers need no second copy of the model
-        retrofit.run(decoder, tmp_path, sizes, Fit(steps=2), **options, show=said.append)
+    retrofit.run(parts[0], tmp_path, sizes, steps=2, prefix=True, folder_of_texts=parts[1], show=said.append)
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
     seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
     assert list(seconds) == ["ready", "trained", "scored"]
@@ -405,57 +347,10 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
 
 def test_the_options_of_the_command_reach_the_retrofit(monkeypatch):
     given = {}
-    monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options))
-    retrofit.main(["--prefix", "--rank", "2", "--layers", "3", "4", "--strict", "--text-field", "body"])
-    assert (given["rank"], given["layers"]) == (2, (3, 4))
-    assert (given["prefix"], given["strict"], given["text_field"]) == (True, True, "body")
     monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options, sizes=args[2]))
-    retrofit.main(["--database-bytes", "5"])
-    assert given["sizes"].database_bytes == 5
-    assert (given["rank"], given["layers"]) == (0, None)
-
-
-def test_the_differences_are_those_of_the_scores(compared):
-    found = json.loads((compared[0] / "compare.json").read_text())["contenders"]
-    alone, other = (record.Result.load(compared[0] / "scores" / f"{n}-0.npz") for n in ("alone", "in-context"))
-    total = math.log(2) * alone.true.bytes.sum()
-    want = (other.true.nats - alone.true.nats).sum() / total
-    assert found["in-context"]["minus_alone"][0] == pytest.approx(want, abs=1e-4)
-    kept = other.random.bytes > 0
-    share = math.log(2) * alone.true.bytes[kept].sum()
-    want = (other.true.nats - other.random.nats)[kept].sum() / share
-    assert found["in-context"]["minus_random"][0] == pytest.approx(want, abs=1e-4)
-    want = (other.random.nats - alone.true.nats)[kept].sum() / share
-    assert found["in-context"]["random_minus_alone"][0] == pytest.approx(want, abs=1e-4)
-
-
-def test_what_is_scored_is_not_scored_again(compared, monkeypatch, capsys):
-    def fail(*_):
-        raise AssertionError("scored again")
-
-    before = (compared[0] / "compare.json").read_text()
-    for name in NAMES:
-        monkeypatch.setitem(contenders.MAKERS, name, fail)
-    compare.main(compared[1])
-    assert (compared[0] / "compare.json").read_text() == before
-    for other in (["--random-documents", "3"], ["--seed", "1"]):
-        with pytest.raises(AssertionError, match="scored again"):
-            compare.main([*compared[1], *other])
-
-
-def test_documents_are_added_to_those_that_are_scored(compared):
-    """First two, then all four: equal to all at once. The record covers the documents that all
-    contenders have scored.
-    """
-    out, arguments = compared
-    at = arguments.index("--contenders")
-    part = [*arguments[:at], "--out", str(out.parent / "part"), "--contenders", "alone", "in-context"]
-    compare.main([*part, "--documents", "2"])
-    compare.main([*part[:-1], "--documents", "3"])
-    rows = json.loads((out.parent / "part" / "compare.json").read_text())["contenders"]
-    assert rows["alone"]["documents"] == rows["in-context"]["documents"] == 2
-    compare.main(part)
-    for name in ("alone", "in-context"):
-        got, want = (record.Result.load(folder / "scores" / f"{name}-0.npz") for folder in (out.parent / "part", out))
-        np.testing.assert_allclose(got.true.nats, want.true.nats, rtol=1e-5)
-        assert got.facts["documents"]["true"] == 4
+    retrofit.main(["--prefix", "--strict", "--text-field", "body", "--window", "64", "--held-out", "3"])
+    assert given["prefix"] and given["strict"] and given["text_field"] == "body"
+    assert given["sizes"] == Sizes(window=64, stride=32, held_out=3, held_bytes=600) and given["measures_small"]
+    retrofit.main(["--database-bytes", "5", "--steps", "3"])
+    assert given["sizes"].database_bytes == 5 and given["sizes"].held_out == Sizes.held_out and given["steps"] == 3
+    assert not given["prefix"] and not given["measures_small"] and given["encoder"] is None

@@ -260,75 +260,28 @@ def count_reads(model) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @torch.no_grad()
-def test_states_on_disk_are_found_by_the_same_decoder_and_layers_alone(dtype, tmp_path):
-    def made(**changes):
-        model = own("Llama", **changes)[1].to(dtype)
-        return model, count_reads(model)
-
-    tokens, neighbours, mask = batch()
-    live = len(neighbours[mask.any(-1)].unique(dim=0))
-    model, reads = made()
-    with model.keeping(0, tmp_path):  # nothing in memory
-        want = model(tokens, neighbours, neighbour_mask=mask)
-        assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want) and reads == [live]
-        folder = next(tmp_path.iterdir())
-        held = [path.stat().st_size for path in folder.iterdir()]
-        assert len(held) == live and all(0 < size - model.neighbour_bytes() < 256 for size in held)
-        model.decoder.model.embed_tokens.weight.mul_(1.5)  # another decoder does not use the folder
-        for _ in range(2):
-            model(tokens, neighbours, neighbour_mask=mask)
-        assert reads == [live] * 3 and len(list(folder.iterdir())) == live
-    again, reads = made()
-    with again.keeping(folder=tmp_path) as kept:
-        again.encode(neighbours[mask.any(-1)])
-        again.encode(neighbours[:0, 0, 0])
-        assert torch.equal(again(tokens, neighbours, neighbour_mask=mask), want)
-        assert not reads and kept.bytes == live * again.neighbour_bytes()
-    for changes in ({"cca_layers": (1, 3)}, {"sink_token": 7}):
-        other, reads = made(**changes)
-        with other.keeping(folder=tmp_path):
-            other(tokens, neighbours, neighbour_mask=mask)
-        assert reads == [live]
-
-
-@torch.no_grad()
-def test_states_on_disk_are_those_of_the_decoders_configuration(tmp_path):
+def test_kept_states_are_those_of_the_decoders_configuration():
     """Equal weights give other states if the window is another."""
+    _, model = own("Mistral window")
     tokens, neighbours, mask = batch()
-    for window in (5, 2):
-        _, model = own("Mistral window")
-        model.decoder.config.sliding_window = window
-        want = model(tokens, neighbours, neighbour_mask=mask)
-        for _ in range(2):
-            with model.keeping(folder=tmp_path):
-                assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
-    assert len(list(tmp_path.iterdir())) == 2
-    with model.keeping():  # in memory, within one context
-        model(tokens, neighbours, neighbour_mask=mask)
-        model.decoder.config.sliding_window = 5
+    with model.keeping():
+        before = model(tokens, neighbours, neighbour_mask=mask)
+        model.decoder.config.sliding_window += 3
         got = model(tokens, neighbours, neighbour_mask=mask)
-    assert torch.equal(got, model(tokens, neighbours, neighbour_mask=mask)) and not torch.equal(got, want)
+    assert torch.equal(got, model(tokens, neighbours, neighbour_mask=mask)) and not torch.equal(got, before)
 
 
 @torch.no_grad()
-def test_states_that_autocast_read_serve_autocast_alone(tmp_path):
+def test_states_that_autocast_read_serve_autocast_alone():
     model = own("Llama")[1].float()
     reads, (tokens, neighbours, mask) = count_reads(model), batch()
-    live = len(neighbours[mask.any(-1)].unique(dim=0))
     want = model(tokens, neighbours, neighbour_mask=mask)
-    reads.clear()
-    for folder in (None, tmp_path):
-        with model.keeping(folder=folder), torch.autocast("cpu", torch.bfloat16):
-            model(tokens, neighbours, neighbour_mask=mask)
-            with torch.autocast("cpu", enabled=False):
-                assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
-    with torch.autocast("cpu", torch.bfloat16), model.keeping(folder=tmp_path):
+    with model.keeping(), torch.autocast("cpu", torch.bfloat16):
         model(tokens, neighbours, neighbour_mask=mask)
-    with model.keeping(folder=tmp_path):
-        assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
-    assert reads == [live] * 5  # the last call found on disk the states that the second read without autocast
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
+    assert reads == [len(neighbours[mask.any(-1)].unique(dim=0))] * 3
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral window", "Gemma3", "SmolLM3 window", "StableLm", "GPT2", "GPTNeoX"])
@@ -410,7 +363,6 @@ def test_autocast_and_time_by_part():
     assert (got.float() - want).norm() / want.norm() < 2 * alone_error
     got.float().logsumexp(-1).sum().backward()
     assert model.bias.grad.dtype == torch.float32 and model.bias.grad.isfinite().all()
-    assert set(model.seconds) == {"decoder", "reading", "attention"} and all(s > 0 for s in model.seconds.values())
 
 
 REFUSED = {

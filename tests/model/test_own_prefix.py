@@ -73,17 +73,6 @@ def test_a_changed_weight_reads_the_prefix_again():
     assert torch.equal(model(tokens), fresh(tokens))
 
 
-@torch.no_grad()
-def test_stored_neighbours_belong_to_their_prefix(tmp_path):
-    tokens, neighbours, mask = batch()
-    for prefix in (PREFIX, (1, 2), ()):
-        _, model = own("Llama", prefix=prefix)
-        want = model(tokens, neighbours, neighbour_mask=mask)
-        for _ in range(2):
-            with model.keeping(folder=tmp_path):
-                assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
-
-
 def test_wrong_prefixes_are_named():
     for prefix, message in (
         ((1, V), f"prefix: expected an int <= {V - 1}; got {V}"),

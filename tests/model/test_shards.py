@@ -12,7 +12,8 @@ import torch
 
 from retro_model import training
 from retro_model.base import disk
-from retro_model.commands.neighbours import command as evaluate
+from retro_model.commands import neighbours as evaluate
+from retro_model.commands.options import neighbours as parser
 from retro_model.data import building
 from retro_model.data.building import build_sharded_store
 from retro_model.data.database import ChunkDatabase
@@ -199,10 +200,10 @@ def test_the_command_builds_on_the_cluster_it_is_given(cluster, tmp_path, capsys
         (tmp_path / f"{number}.txt").write_text(f"words of document {number} " * 40)
     common = ["--documents", str(tmp_path / "*.txt"), "--tokenizer", "train:300", "-k", "2", "--chunk-len", "8"]
     common += ["--shards", "2"]
-    here = evaluate.run(evaluate.parser().parse_args([str(tmp_path / "here"), *common]))
+    here = evaluate.run(parser().parse_args([str(tmp_path / "here"), *common]))
     address = ["--cluster", cluster.scheduler_address]
-    there = evaluate.run(evaluate.parser().parse_args([str(tmp_path / "there"), *common, *address]))
+    there = evaluate.run(parser().parse_args([str(tmp_path / "there"), *common, *address]))
     assert np.array_equal(here, there)
     with pytest.raises(SystemExit):
-        evaluate.parser().parse_args([str(tmp_path), *common, "--workers", "1", "--cluster", "tcp://127.0.0.1:1"])
+        parser().parse_args([str(tmp_path), *common, "--workers", "1", "--cluster", "tcp://127.0.0.1:1"])
     assert "not allowed with argument" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from retro_model.commands.neighbours import command as neighbours
+from retro_model.commands import neighbours
 from retro_model.commands.retrofit import texts
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked

@@ -31,7 +31,7 @@ def ask() -> argparse.ArgumentParser:
     add, several = made.add_argument, {"action": "append", "default": []}
     add("folder", help=FOLDER)
     add("prompt", nargs="?", help="continue this text (default: read a held-out text; -: standard input)")
-    add("--passage", type=int, help="number of the held-out text (default: the one that retrieval helps most)")
+    add("--passage", type=int, help="number of the held-out text (default: the one that resembles the library most)")
     add("-k", "--neighbours", type=int, help="neighbours per chunk, or passages per question (default: the folder's)")
     add("--question", action="store_true", help="ask the prompt as a question; the answer is greedy")
     said = f"match with a question below which a passage is not read, from 0 to 1 (default: {LEAST_MATCH})"

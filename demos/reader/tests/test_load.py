@@ -286,17 +286,6 @@ def test_what_is_no_plain_request_for_a_file_is_answered_or_refused(make):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("size", [2, 127, 5_000, LONGEST_TEXT])
-def test_no_more_is_tokenised_than_the_window_needs(reader, monkeypatch, size):
-    text = ("The harbour\n\n moved  the crane. " * (LONGEST_TEXT // 20))[:size]
-    whole = reader.tokenizer.encode(text)[: reader.folder.window - 1]
-    seen = []
-    encode = type(reader.tokenizer).encode
-    monkeypatch.setattr(type(reader.tokenizer), "encode", lambda self, t: seen.append(len(t)) or encode(self, t))
-    assert reader.encode(text)[1:].tolist() == whole.tolist()
-    assert sum(seen) <= max(size if size < 5000 else 0, 20 * reader.folder.window)
-
-
 def test_a_text_and_an_added_file_have_a_longest_length(reader, monkeypatch):
     monkeypatch.setattr(type(reader.tokenizer), "encode", lambda *_: pytest.fail("tokenised before it was measured"))
     with pytest.raises(ValueError, match=r"text: expected at most 65,536 characters; got 65,537"):

@@ -1,5 +1,6 @@
 """`retro-model compare`: score a decoder with a library next to the alternatives.
 
-contenders.py  the alternatives, each with its cost and its control
-results.py     differences with intervals, table, picture
+contenders.py  the alternatives, each with its control
+results.py     scores on disk, differences with intervals, table
+questions.py   answers to questions about notes
 """

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from retro_model import generate
-from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.hub import HubTokenizer
 from retro_model.data.store import build_store
@@ -27,8 +26,9 @@ from retro_model.folders import questions as asking
 from retro_model.folders.documents import Documents
 from retro_model.retrofit import OwnAttention, retrofit
 
+from ..options import Sizes
 from ..retrofit import texts
-from ..retrofit.prepared import read_decoder
+from ..retrofit.prepared import lengths, read_decoder, show_line
 
 
 class Contender(NamedTuple):
@@ -75,15 +75,14 @@ def read_questions(path: Path) -> list[dict]:
 
 
 def open_notes(
-    folder: Path, out: Path, tokenizer: HubTokenizer, sizes, encode: asking.Encode | None
+    folder: Path, out: Path, tokenizer: HubTokenizer, sizes: Sizes, encode: asking.Encode | None
 ) -> asking.QuestionSearch:
     """Build the library of a folder of notes and return the search for passages in it. Nothing is held out."""
     _, documents = texts.load(folder, show=lambda line: None)
-    store = build_store(out / "store", documents, tokenizer, chunk_len=sizes.chunk_len)
+    store = build_store(out, documents, tokenizer, chunk_len=sizes.chunk_len)
     embedder = HashedTfidf(sizes.dim).fit(store)
-    keys = ChunkDatabase.build(out / "keys", store, embedder).searcher.keys
-    least = {"least_similarity": sizes.least_similarity, "passage_chunks": sizes.passage_chunks}
-    library = Documents(store, keys, embedder, tokenizer, **least)
+    keys = embedder(store.chunks(range(len(store))), store.lengths)
+    library = Documents(store, keys, embedder, tokenizer, passage_chunks=sizes.passage_chunks)
     return asking.QuestionSearch(library, encode)
 
 
@@ -100,12 +99,11 @@ def read_gates(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 class Answerer:
     """Decoder that answers questions, greedily, in the ways of `CONTENDERS`. gates: folder of trained gates."""
 
-    def __init__(self, decoder: Path, sizes, gates: Path | None = None) -> None:
+    def __init__(self, decoder: Path, sizes: Sizes, gates: Path | None = None) -> None:
         self.tokenizer, self.sizes = HubTokenizer.load(decoder), sizes
         if not getattr(self.tokenizer.theirs, "chat_template", None):
             raise ValueError(f"decoder: expected one with a chat template, to ask it questions; got {decoder}")
-        lengths = {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}
-        self.model = retrofit(read_decoder(decoder), neighbours="own", bias=BIAS, **lengths).eval()
+        self.model = retrofit(read_decoder(decoder), neighbours="own", bias=BIAS, **lengths(sizes)).eval()
         self.filler = int(self.tokenizer.encode("\n")[0])
         self.gates = {False: (self.model.bias.detach().clone(), self.model.scale.detach().clone())}
         if gates is not None:
@@ -143,20 +141,12 @@ class Answerer:
         return self.tokenizer.decode([int(token) for token in out if int(token) != stop])
 
 
-def ask_all(answerer: Answerer, sets: dict[str, asking.QuestionSearch], rows: Sequence[dict], kept: Path, show):
-    """Return every row with its passages, and the reply, correctness and seconds of each contender.
-
-    kept: file of the rows that are done; a stopped run continues after them.
-    """
-    done = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
-    same = all(row == {name: old[name] for name in row} for row, old in zip(rows, done)) and len(done) <= len(rows)
-    if not same or any(list(old["replies"]) != answerer.names for old in done):
-        raise ValueError(f"--out: expected a folder without replies to other questions, or without --gates; got {kept}")
-    for number, row in enumerate(rows[len(done) :], len(done) + 1):
+def ask_all(answerer: Answerer, sets: dict[str, asking.QuestionSearch], rows: Sequence[dict]) -> list[dict]:
+    """Return every row with whether each passage found holds an answer, and each contender's reply."""
+    done = []
+    for number, row in enumerate(rows, 1):
         notes = sets[row["notes"]]
-        began = time.perf_counter()
-        ids, match = notes.search(row["question"], max(SHOWN))
-        searched = time.perf_counter() - began
+        ids, _ = notes.search(row["question"], max(SHOWN))
         tokens, mask = notes.library.values(ids)
         passages = [answerer.tokenizer.decode(t[m]) for t, m in zip(tokens, mask & (ids >= 0)[:, None])]
         found = [asking.says(passage, row["answers"]) for passage in passages]
@@ -167,12 +157,9 @@ def ask_all(answerer: Answerer, sets: dict[str, asking.QuestionSearch], rows: Se
             seconds = round(time.perf_counter() - began, 2)
             right = asking.says(reply, row["answers"]) if row["answers"] else asking.declines(reply)
             replies[name] = {"reply": reply, "right": right, "seconds": seconds}
-        facts = {"found": found, "match": [round(float(m), 3) for m in match], "search_seconds": round(searched, 3)}
-        done.append(row | facts | {"replies": replies})
-        with kept.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
+        done.append(row | {"found": found, "replies": replies})
         if number % 10 == 0 or number == len(rows):
-            show(f"  {number} of {len(rows)} questions")
+            show_line(f"  {number} of {len(rows)} questions")
     return done
 
 
@@ -192,14 +179,7 @@ def summary(done: Sequence[dict]) -> dict:
         made = {"title": CONTENDERS[name].title, "right": all_of_them, "by_kind": right}
         contenders[name] = made | {"seconds": round(seconds, 2)}
     recall = {str(k): share([any(row["found"][:k]) for row in answered]) for k in SHOWN}
-    best = {
-        name: [max(row["match"]) for row in done if bool(row["answers"]) is (name == "answerable")]
-        for name in ("answerable", "unanswerable")
-    }
-    matches = {name: [round(float(q), 3) for q in np.quantile(v, (0.1, 0.5, 0.9))] for name, v in best.items() if v}
-    return {"questions": len(done), "answerable": len(answered), "recall": recall, "match": matches} | {
-        "contenders": contenders
-    }
+    return {"questions": len(done), "answerable": len(answered), "recall": recall, "contenders": contenders}
 
 
 def markdown(found: dict) -> str:
@@ -224,10 +204,9 @@ def run(
     rows: list[dict],
     folder: Path,
     out: Path,
-    sizes,
-    encoder: str | None,
-    facts: dict,
-    show,
+    sizes: Sizes,
+    encoder: Path | None = None,
+    facts: dict | None = None,
     gates: Path | None = None,
 ) -> dict:
     """Ask every question of every contender; write questions.json and questions.md and return the summary.
@@ -236,13 +215,14 @@ def run(
     of trained gates, for the contenders that have them.
     """
     answerer = Answerer(decoder, sizes, gates)
-    encode = None if encoder is None else asking.sentence_encoder(encoder)
+    encode = None if encoder is None else asking.sentence_encoder(str(encoder))
     sets = {}
     for name in dict.fromkeys(row["notes"] for row in rows):
         sets[name] = open_notes(folder / name, out / "notes" / (name or "all"), answerer.tokenizer, sizes, encode)
-        show(f"{name or folder.name}: {len(sets[name].library.documents)} documents")
-    done = ask_all(answerer, sets, rows, out / "replies.jsonl", show)
+        show_line(f"{name or folder.name}: {len(sets[name].library.documents)} documents")
+    done = ask_all(answerer, sets, rows)
     found = summary(done)
-    (out / "questions.json").write_text(json.dumps(facts | found | {"rows": done}, indent=1, ensure_ascii=False) + "\n")
+    said = (facts or {}) | found | {"rows": done}
+    (out / "questions.json").write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
     (out / "questions.md").write_text(markdown(found))
     return found

@@ -5,7 +5,6 @@ A place may be much better than another: on two corpora the gain ranged from 0.0
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ LENGTH = 64  # tokens of the prefix; the first is the attention sink
 PLACES = 16  # half of them are beginnings of documents
 JUDGED_TOKENS = 2048  # tokens of the windows on which places are judged
 FEW, KEPT = 256, 3  # their first tokens, this many in all, choose the places that are judged on every second window
-TOKENS = PLACES * (LENGTH + FEW) + (KEPT + 1) * (LENGTH + JUDGED_TOKENS // 2)  # that the decoder computes for a choice
 
 
 class Choice(NamedTuple):
@@ -28,14 +26,13 @@ class Choice(NamedTuple):
 
     tokens: the prefix; empty if no place is better than none. document: name of the document from which it was taken.
     first: index of its first token there. nats: loss per token with the best places, best first by the windows' first
-    tokens, then without a prefix. seconds: CPU time.
+    tokens, then without a prefix.
     """
 
     tokens: tuple[int, ...]
     document: str | None
     first: int
     nats: tuple[float, ...]
-    seconds: float
 
     def said(self) -> str:
         """Say the choice in a sentence."""
@@ -48,7 +45,7 @@ class Choice(NamedTuple):
         return f"{found}: {min(places):.3f} nats per token on other documents, without a prefix {none:.3f}"
 
 
-def choose(decoder: nn.Module, store: TokenStore, *, window: int, sink: int, seed: int = 0) -> Choice:
+def choose(decoder: nn.Module, store: TokenStore, *, window: int, seed: int = 0) -> Choice:
     """Choose the prefix under which windows of the library's other documents have the lowest loss.
 
     Most places are judged by the first tokens of the windows, which a prefix helps most.
@@ -60,9 +57,10 @@ def choose(decoder: nn.Module, store: TokenStore, *, window: int, sink: int, see
         decoder: of the Hugging Face library; it is hooked as by `retrofit(neighbours="own")`, which changes no output.
         store: documents of the library.
         window: tokens of the windows.
-        sink: first token of the prefix.
     """
-    began, random, m = time.process_time(), np.random.default_rng(seed), store.chunk_len
+    bos = decoder.config.bos_token_id
+    sink = bos if isinstance(bos, int) else 0  # first token of the prefix
+    random, m = np.random.default_rng(seed), store.chunk_len
     # complete chunks of each document
     rows = [(first, end - (int(store.lengths[end - 1]) < m)) for first, end in document_rows(store)]
     chunks = -(-LENGTH // m)
@@ -72,7 +70,7 @@ def choose(decoder: nn.Module, store: TokenStore, *, window: int, sink: int, see
     places = [int(at) for at in drawn[: min(PLACES, len(drawn) // 2)]]
     windows = drawn[len(places) : len(places) + max(2, JUDGED_TOKENS // window)]
     if not places:
-        return Choice((), None, 0, (), time.process_time() - began)
+        return Choice((), None, 0, ())
     judged = []
     for at in windows:
         first, end = rows[at]
@@ -89,7 +87,7 @@ def choose(decoder: nn.Module, store: TokenStore, *, window: int, sink: int, see
     first_tokens = tokens[:, : 1 + FEW // len(tokens)]
     found = [*sorted(found, key=lambda place: _loss(decoder, first_tokens, place[0]))[:KEPT], ((), None, 0)]
     nats = tuple(round(_loss(decoder, tokens[::2], prefix), 4) for prefix, *_ in found)
-    return Choice(*found[int(np.argmin(nats))], nats, round(time.process_time() - began, 1))
+    return Choice(*found[int(np.argmin(nats))], nats)
 
 
 @torch.no_grad()

@@ -20,12 +20,17 @@ from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.evaluation.scoring import check_sizes, document_rows
 
-from ..neighbours.command import make_embedder
-from ..neighbours.options import TFIDF
-from .options import Fit, Sizes
+from ..options import Sizes
 
 show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
 SPARE = 4  # extra neighbours, because a training window leaves out neighbours from its own documents
+#: Distinct windows that train, whose neighbours are encoded once, and windows per step.
+WINDOWS, BATCH_SIZE = 24, 2
+
+
+def lengths(sizes: Sizes) -> dict[str, int]:
+    """Return the arguments of `retrofit` that depend on the sizes."""
+    return {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}
 
 
 def check_positive(sizes: Sizes) -> None:
@@ -51,9 +56,10 @@ class PreparedLibrary(NamedTuple):
         near = self.neighbours[:, : sizes.neighbours]
         return self.database.similarity(self.held_out, np.arange(len(self.held_out)), near)
 
-    def far(self, sizes: Sizes) -> np.ndarray:
-        """Return a mask of the neighbours that are too dissimilar for own attention to read, bool [chunks,K]."""
-        return self.similarity(sizes) < sizes.least_similarity
+    def similar(self, sizes: Sizes) -> np.ndarray:
+        """Return the neighbours of the held-out chunks that own attention reads, [chunks,K]; -1: too dissimilar."""
+        near = self.neighbours[:, : sizes.neighbours]
+        return np.where(self.similarity(sizes) < sizes.least_similarity, -1, near)
 
 
 class Searched:
@@ -93,11 +99,8 @@ def prepare(
     if leaked.removed:
         store = build_store(folder / "database", kept_documents(store, leaked), tokenizer, chunk_len=sizes.chunk_len)
     show(f"embeddings of {len(store):,} chunks ({store.num_tokens:,} tokens); {len(leaked.removed)} leaks dropped")
-    if sizes.encoder == TFIDF:
-        embedder = HashedTfidf(sizes.dim).fit(store)
-        embedder.save(folder / "embedder.npz")
-    else:
-        embedder = make_embedder(sizes.encoder, store, tokenizer, "cpu", unit=True)
+    embedder = HashedTfidf(sizes.dim).fit(store)
+    embedder.save(folder / "embedder.npz")
     database = ChunkDatabase.build(folder / "embeddings", store, embedder)
     if held:
         show(f"neighbours of {len(held_out):,} held-out chunks")
@@ -105,17 +108,11 @@ def prepare(
     near = precompute_neighbours(folder / "validation-neighbours", held_out, database, most)
     leakage = evaluation.leakage(held_out, near, database)
     database.passage_chunks = sizes.passage_chunks
-    whole = max(1, held_out.num_bytes)
-    share = lambda alpha: float(held_out.chunk_bytes[leakage <= alpha].sum() / whole)  # noqa: E731
     facts = {
         "documents": len(store.documents),
         "tokens": store.num_tokens,
-        "chunks": len(store),
         "leaks_dropped": sorted(removal.name for removal in leaked.removed),
         "held_out_documents": len(held_out.documents),
-        "held_out_tokens": held_out.num_tokens,
-        "held_out_bytes": held_out.num_bytes,
-        "bytes_by_leakage": {f"r(C) <= {alpha}": round(share(alpha), 3) for alpha in (0.25, 0.5)},
     }
     return PreparedLibrary(tokenizer, database, held_out, np.asarray(near), leakage, facts)
 
@@ -161,18 +158,17 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     return found if 2 * len(found) >= count else None
 
 
-def stream(library: PreparedLibrary, sizes: Sizes, how: Fit, start: int = 0):
+def stream(library: PreparedLibrary, sizes: Sizes, seed: int, start: int = 0):
     """Return an endless iterator over batches of the library's own text with neighbours.
 
-    The same `how.windows` windows recur (see `spread`), with the neighbours that own attention reads. If how.windows is
-    None or too few windows are found, batches cover the whole text, with neighbours of any similarity.
+    The same `WINDOWS` windows recur (see `spread`), with the neighbours that own attention reads. If too few windows
+    are found, batches cover the whole text, with neighbours of any similarity.
     """
-    database, starts = library.database, None
+    database = library.database
     near = Searched(database, sizes.neighbours + SPARE, sizes.least_similarity)
-    if how.windows is not None:
-        starts = spread(database.store, near, sizes.window, how.windows, how.seed)
+    starts = spread(database.store, near, sizes.window, WINDOWS, seed)
     if starts is None:
         near = Searched(database, near.shape[1])
     read = {"neighbours": near, "database": database, "k": sizes.neighbours}
-    options = {"window": sizes.window, "batch_size": how.batch_size, "seed": how.seed, "start": start, "starts": starts}
+    options = {"window": sizes.window, "batch_size": BATCH_SIZE, "seed": seed, "start": start, "starts": starts}
     return training.batches(database.store, **read, **options)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from retro_model.commands.compare import questions as compared
+from retro_model.commands.options import Sizes
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit.options import Sizes
 from retro_model.data.hub import HubTokenizer
 from retro_model.folders import questions
 from retro_model.folders.reader import Options, open_folder
@@ -131,7 +131,7 @@ def test_an_answer_is_whole_words():
     assert questions.says("professor BISCUIT!", ["Professor Biscuit"]) and not questions.says("12", ["2"])
 
 
-def test_questions_are_compared_and_a_stopped_run_goes_on(made, tmp_path, monkeypatch):
+def test_questions_are_compared(made, tmp_path, monkeypatch):
     rows = [
         {"kind": "direct", "question": "What is the cat called?", "answers": ["Professor Biscuit"]},
         {"kind": "unanswerable", "question": "How old is the roof?", "answers": []},
@@ -140,17 +140,11 @@ def test_questions_are_compared_and_a_stopped_run_goes_on(made, tmp_path, monkey
     path.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(compared, "NEW_TOKENS", 2)
     sizes = Sizes(chunk_len=16, window=64, dim=64)
-    fixed = (made[1], tmp_path, sizes, None, {}, print)
-    ask = lambda gates=made[2]: compared.run(made[0], compared.read_questions(path), *fixed, gates)  # noqa: E731
-    found = ask()
+    found = compared.run(made[0], compared.read_questions(path), made[1], tmp_path, sizes, gates=made[2])
     assert found["contenders"].keys() == compared.CONTENDERS.keys() and found["answerable"] == 1
     assert found["recall"] == {"1": 1.0, "2": 1.0, "4": 1.0}
     assert all([*row["by_kind"]] == ["direct", "unanswerable"] for row in found["contenders"].values())
     assert "among those found: 100% with 1" in (tmp_path / "questions.md").read_text()
-    monkeypatch.setattr(compared.Answerer, "reply", lambda *_: pytest.fail("asked again"))
-    assert ask() == found
-    with pytest.raises(ValueError, match=r"--out: expected a folder without replies to other questions"):
-        ask(None)
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"--questions: expected question and answers, a list; .*, line 1"):
         compared.read_questions(path)

@@ -1,4 +1,4 @@
-"""A small GPT-2 from a local folder: retrofitted by the command, then read like a RETRO."""
+"""A small decoder from a local folder: retrofitted by the command, then read like a RETRO."""
 
 import json
 
@@ -7,33 +7,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from retro_model.commands.options import Sizes
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit.options import Fit, Sizes
-from retro_model.data.tokens import Tokenizer
 from retro_model.folders.reader import Options, open_folder
-from tests.model import decoders
 
 from . import made as folders
 
 transformers = pytest.importorskip("transformers")
 SIZES = Sizes(chunk_len=16, window=64, stride=32, dim=64)
-HOW = Fit(steps=4, batch_size=1, max_lr=2e-3)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The decoder's folder, and the model folder made by the command."""
-    decoder, texts, out = (tmp_path_factory.mktemp(name) for name in ("tiny-gpt", "texts", "out"))
-    tokenizer = Tokenizer.train([text for _, _, text in folders.texts()], 400)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
-    )
-    theirs.save_pretrained(decoder)
-    torch.manual_seed(0)
-    decoders.gpt2(tokenizer.vocab_size, 2, longest=128).save_pretrained(decoder)
+    decoder, texts, out = (tmp_path_factory.mktemp(name) for name in ("tiny", "texts", "out"))
+    folders.decoder(decoder)
     for name, _, text in folders.texts():
         (texts / name.replace("<b>", "").replace(".html", ".md")).write_text(text)
-    retrofit.run(decoder, out, SIZES, HOW, attention="new", folder_of_texts=texts)
+    retrofit.run(decoder, out, SIZES, steps=4, folder_of_texts=texts)
     return decoder, out
 
 
@@ -81,12 +72,10 @@ def test_what_it_claims_has_its_control(made):
 
 def test_what_cannot_work_is_named(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        retrofit.run(tmp_path, tmp_path / "out", SIZES, HOW)
+        retrofit.run(tmp_path, tmp_path / "out", SIZES)
     (tmp_path / "texts").mkdir()
     with pytest.raises(ValueError, match="at least five files"):
-        retrofit.run(made[0], tmp_path / "out", SIZES, HOW, folder_of_texts=tmp_path / "texts")
-    with pytest.raises(ValueError, match="attention: expected one of own, new"):
-        retrofit.run(made[0], tmp_path / "out", SIZES, HOW, attention="old")
+        retrofit.run(made[0], tmp_path / "out", SIZES, folder_of_texts=tmp_path / "texts")
     with pytest.raises(SystemExit, match=r"retro-model retrofit: .*config"):
         retrofit.main([str(tmp_path)])
 
@@ -95,7 +84,7 @@ def test_what_cannot_work_is_named(made, tmp_path):
 def test_results_never_become_documents(tmp_path, inside):
     (tmp_path / "note.txt").write_text("The harbour moved.")
     with pytest.raises(ValueError, match=r"--out .*: expected a folder outside of --texts"):
-        retrofit.run(tmp_path, tmp_path / inside, SIZES, HOW, folder_of_texts=tmp_path)
+        retrofit.run(tmp_path, tmp_path / inside, SIZES, folder_of_texts=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
 
@@ -104,7 +93,7 @@ def test_a_folder_of_other_files_is_not_written_to(tmp_path):
     mine.mkdir()
     (mine / "model.json").write_text("precious")
     with pytest.raises(ValueError, match=r"--out .*: expected a new or empty folder, or earlier results"):
-        retrofit.run(tmp_path, mine, SIZES, HOW)
+        retrofit.run(tmp_path, mine, SIZES)
     with pytest.raises(ValueError, match=r"--out .*: expected a folder; got a file"):
-        retrofit.run(tmp_path, mine / "model.json", SIZES, HOW)
+        retrofit.run(tmp_path, mine / "model.json", SIZES)
     assert (mine / "model.json").read_text() == "precious" and len(list(mine.iterdir())) == 1

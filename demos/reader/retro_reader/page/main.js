@@ -31,11 +31,7 @@ async function start() {
   $("limits").textContent = `At most ${kilobytes(about.limits.file)} a file, ${kilobytes(about.limits.added)} in all; nothing on disk changes.`;
   $("prompt-limits").textContent = `At most ${about.limits.text.toLocaleString("en")} characters; the first ${about.window} tokens are read.`;
   $("ask-tab").hidden = !about.asks;
-  $("passage").replaceChildren(...about.passages.map((passage) => {
-    const share = passage.on === undefined ? null : shareOf(passage);
-    const gain = share === null ? "" : `  (${share >= 0 ? "−" : "+"}${Math.abs(share)}%)`;
-    return make("option", { value: passage.id }, `${passage.name}, from line ${passage.line}${gain}`);
-  }));
+  $("passage").replaceChildren(...about.passages.map(({ id, name, line }) => make("option", { value: id }, `${name}, from line ${line}`)));
   $("passage").value = about.start;
   $("library").hidden = false;
   drawChanged(about.library, remember, forget);

@@ -25,7 +25,7 @@ from retro_model.data.store import TokenStore, build_store
 from retro_model.data.text_files import LeftOut, find_texts, read_texts
 from retro_model.data.tokens import Tokenizer
 
-from .options import TFIDF, parser
+from . import options as parsers
 
 EMBEDDER = "embedder.npz"
 RETRIES = 3  # retries of a task on a cluster, because a worker that seemed dead may still hold the shard
@@ -38,7 +38,7 @@ def make_store(
 
     places: places to leave out, see `read_texts`.
     """
-    settings = {"chunk_len": options.chunk_len, "bos": options.bos}
+    settings = {"chunk_len": options.chunk_len}
     if len(paths) < options.shards:
         raise ValueError(f"--shards: expected at most one for each of {len(paths)} files; got {options.shards}")
     shares = (paths[shard :: options.shards] for shard in range(options.shards))
@@ -69,17 +69,17 @@ def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
 
 
 def make_embedder(
-    name: str, store: TokenStore, tokenizer, device: str, executor: Executor | None = None, *, unit: bool = False
+    encoder: Path | None, store: TokenStore, tokenizer, device: str, executor: Executor | None
 ) -> Embedder:
-    """Return hashed TF-IDF, or the frozen encoder of a local transformers folder. unit: see `EncoderEmbedder`."""
-    if name == TFIDF:
+    """Return hashed TF-IDF, or the frozen encoder of a local transformers folder."""
+    if encoder is None:
         return HashedTfidf().fit(store, executor=executor)
     from transformers import AutoModel, AutoTokenizer
 
     progress.hide_theirs()
-    theirs = AutoTokenizer.from_pretrained(name)
-    encoder = AutoModel.from_pretrained(name).to(device)
-    return EncoderEmbedder(encoder, prepare=retokenized(tokenizer.decode, theirs), unit=unit)
+    theirs = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModel.from_pretrained(encoder).to(device)
+    return EncoderEmbedder(model, prepare=retokenized(tokenizer.decode, theirs))
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def run(options: Namespace) -> np.ndarray:
     options.folder.mkdir(parents=True, exist_ok=True)
     with workers(options) as executor:
         left_out = LeftOut()
-        paths = find_texts(options.documents, leave=options.without, left_out=left_out)
+        paths = find_texts(options.documents, left_out=left_out)
         count = sum(1 for _ in read_texts(paths, text_field=options.text_field, left_out=left_out))
         left_out.report(print, strict=options.strict)
         if not count:
@@ -135,6 +135,6 @@ def run(options: Namespace) -> np.ndarray:
 def main(arguments: list[str] | None = None) -> None:
     """Run `retro-model neighbours`."""
     try:
-        run(parser().parse_args(arguments))
+        run(parsers.neighbours().parse_args(arguments))
     except (OSError, ValueError, disk.Busy) as error:
         sys.exit(f"retro-model neighbours: {error}")

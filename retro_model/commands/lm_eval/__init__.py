@@ -1,1 +1,0 @@
-"""`retro-model lm-eval`: run the evaluation harness on a trained model."""
