@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -11,6 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from retro_model.base.checks import RETRIEVED
 
 from .batches import Batch, batches
+
+if TYPE_CHECKING:
+    from retro_model.data.database import ChunkDatabase
 
 IGNORED = -100  # the label of a token that does not count
 AHEAD = 4  # batches that each worker holds ready
@@ -31,19 +36,34 @@ class WindowDataset(IterableDataset):
     reading past them; with `ignore_data_skip=True` and `start` it reads nothing twice.
 
     Args:
+        store, window, seed, neighbours, database, k, starts, start: see `batches`.
         batch_size: the DataLoader's, of each process.
-        world_size: number of processes, if each has a DataLoader of its own (Lightning with
+        rank, world_size: this process and their number, if each has a DataLoader of its own (Lightning with
             use_distributed_sampler=False). The Trainer distributes the rows itself.
-        start: position to begin at.
-        options: window, seed, neighbours, database, k, starts and rank of `batches`.
 
     Raises: ValueError: as `batches`.
     """
 
-    def __init__(self, store, *, batch_size: int, world_size: int = 1, start: int = 0, **options):
+    def __init__(
+        self,
+        store,
+        *,
+        window: int,
+        batch_size: int,
+        seed: int,
+        neighbours: np.ndarray | None = None,
+        database: ChunkDatabase | None = None,
+        k: int | None = None,
+        starts: np.ndarray | None = None,
+        start: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
         super().__init__()
         self.store = store
-        self.options = options | {"batch_size": batch_size * world_size, "world_size": world_size}
+        self.options = {"window": window, "batch_size": batch_size * world_size, "seed": seed, "starts": starts}
+        self.options |= {"neighbours": neighbours, "database": database, "k": k}
+        self.options |= {"rank": rank, "world_size": world_size}
         self.set_start(start)
 
     def set_start(self, start: int) -> None:
