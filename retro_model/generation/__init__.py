@@ -2,7 +2,6 @@
 
 sampling.py          generate; the protocols of a model that decodes and of its cache
 chunk_neighbours.py  neighbours of the chunks that complete, checked
-captured.py          decode steps as CUDA graphs
 """
 
 from .chunk_neighbours import ChunkNeighbours, Retrieve, check_retrieved

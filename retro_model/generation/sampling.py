@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from types import EllipsisType
 from typing import Any, Protocol
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from retro_model.base import checks, transfer
-from retro_model.generation import captured
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
 _CONFIGURED = ("vocab_size", "max_len")  # attributes of every model's config
@@ -73,7 +71,6 @@ def generate(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     stop_token: int | None = None,
-    cuda_graph: bool = False,
     **options,
 ) -> list[Tensor]:
     """Continue every prompt. A model that takes neighbours gets them when a chunk completes, in prompts too.
@@ -101,8 +98,6 @@ def generate(
         generator: source of randomness, on the model's device; None: torch's.
         stop_token: a row ends after this token. None: rows end at max_new_tokens, and steps wait for the device only to
             retrieve.
-        cuda_graph: capture the step of a token as a CUDA graph and replay it; the tokens are the same. For a `Retro` on
-            a GPU. Retrieval is not captured. A step that completes a chunk is a second graph.
         options: the model's `generation_options`, passed to each of its calls. A tensor has one entry for each prompt.
 
     Returns:
@@ -123,8 +118,6 @@ def generate(
     _check_decodes(model, retrieve is not None)
     rows = _prompts(model, prompts)
     _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options)
-    if checks.flag("cuda_graph", cuda_graph):
-        captured.check(model, rows[0].device)
     sampling = {"temperature": temperature, "top_p": top_p, "generator": generator}
     training = model.training
     model.eval()
@@ -138,7 +131,7 @@ def generate(
             for batch in batches:
                 neighbours = None if retrieve is None else ChunkNeighbours(retrieve, model.config, rows[0].device)
                 ends = (max_new_tokens, stop_token)
-                inputs = (neighbours, sampling, _rows_of(options, batch), cuda_graph)
+                inputs = (neighbours, sampling, _rows_of(options, batch))
                 sampler = _Sampler(model, [rows[i] for i in batch], *ends, *inputs)
                 texts |= zip(batch, sampler.run(), strict=True)
             return [texts[i] for i in range(len(rows))]
@@ -170,10 +163,10 @@ def _rows_of(options: dict, rows) -> dict:
 class _Sampler:
     """State of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
 
-    def __init__(self, model, rows, max_new_tokens, stop_token, neighbours, sampling: dict, options: dict, cuda_graph):
+    def __init__(self, model, rows, max_new_tokens, stop_token, neighbours, sampling: dict, options: dict):
         self.model, self.rows, self.neighbours = model, rows, neighbours
         self.sampling, self.stop_token, self.options = sampling, stop_token, options
-        self.max_new_tokens, self.cuda_graph = max_new_tokens, cuda_graph
+        self.max_new_tokens = max_new_tokens
         self.columns = len(rows[-1])
         self.starts = [self.columns - len(row) for row in rows]
         device = rows[0].device
@@ -188,17 +181,14 @@ class _Sampler:
         last = self.tokens.shape[1] - 1
         if self.max_new_tokens:
             logits, cache = self._prefill()
-            decode = captured.Captured(self.model, cache) if self.cuda_graph else partial(self._decode, cache)
             for column in range(self.columns, last + 1):
                 self.tokens[:, column] = sample(logits, **self.sampling)
                 if self._stopped(column) or column == last:
                     break
-                logits = decode(self.tokens[:, column : column + 1], **self._completed(column), **self.options)
+                token, inputs = self.tokens[:, column : column + 1], self._completed(column)
+                logits = self.model(token, cache=cache, **inputs, **self.options)[:, -1]
         ends = self.ends.tolist()
         return [tokens[start:end].clone() for tokens, start, end in zip(self.tokens, self.starts, ends)]
-
-    def _decode(self, cache: Cache, tokens: Tensor, **inputs) -> Tensor:
-        return self.model(tokens, cache=cache, **inputs)[:, -1]
 
     def _stopped(self, column: int) -> bool:
         """Return whether every row has ended at `column`."""

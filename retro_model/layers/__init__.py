@@ -5,7 +5,7 @@ Attention runs in `retro_kernels`: `backend` names one of its backends, None pic
 """
 
 from .attention import Attention, RelativeAttention
-from .cache import KeyValueCache, StepKeys
+from .cache import KeyValueCache
 from .chunked_cross_attention import ChunkedCrossAttention
 from .drop_in import RMSNorm
 from .feed_forward import FeedForward
@@ -15,5 +15,5 @@ from .positions import RelativePositions, encode_displacements
 from .rotary import RotaryAttention, Rotation, rotate, rotation
 
 __all__ = ["Attention", "ChunkedCrossAttention", "FeedForward", "KeyValueCache", "NextTokenLoss", "RMSNorm"]
-__all__ += ["RelativeAttention", "RelativePositions", "RotaryAttention", "Rotation", "StepKeys"]
+__all__ += ["RelativeAttention", "RelativePositions", "RotaryAttention", "Rotation"]
 __all__ += ["encode_displacements", "initialise", "linear_cross_entropy", "next_token_loss", "rotate", "rotation"]

@@ -23,7 +23,7 @@ class KeyValueCache:
         self.values: Tensor | None = None
         self.rel_keys: Tensor | None = None  # row t for displacement t
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int | Tensor]:
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int]:
         """Append keys and values [B,N,G,D]; return keys and values to attend [B,S,G,D] and the first new position.
 
         For a single token S is the capacity, so that every step has the same shapes; a causal attention sees no key
@@ -43,21 +43,3 @@ class KeyValueCache:
         if self.rel_keys is None:
             self.rel_keys = positions(0, self.capacity)
         return self.rel_keys[:, :count]
-
-
-class StepKeys:
-    """View of a `KeyValueCache` for captured steps of one token: same memory and shapes in each.
-
-    column: the token's, on the device: int64 [B], all rows the same.
-    """
-
-    def __init__(self, cache: KeyValueCache, column: Tensor):
-        self.cache, self.column = cache, column
-        self.relative_keys = cache.relative_keys
-
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Append keys and values [B,1,G,D]; see `KeyValueCache.extend`."""
-        cache = self.cache
-        for held, new in ((cache.keys, key), (cache.values, value)):
-            held.index_copy_(1, self.column[:1], new.to(held.dtype))
-        return cache.keys, cache.values, self.column

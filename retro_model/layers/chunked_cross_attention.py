@@ -83,7 +83,7 @@ class ChunkedCrossAttention(RelativeProjections):
     def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, **options) -> Tensor:
         """Return the update for keys, values [B,L,K,R,G,D] and relative keys that are projected already.
 
-        options: neighbour_mask and query_start, as in `forward`; query_start may also be int64 [B].
+        options: neighbour_mask and query_start, as in `forward`.
         """
         options |= {"chunk_len": self.chunk_len, "rel_key": rel_key, "return_lse": True}
         out, lse = rk.chunked_cross_attention(self.heads_of(x), key, value, **options, **self.options())

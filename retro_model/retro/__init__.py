@@ -2,7 +2,7 @@
 
 config.py       RetroConfig; encoder.py NeighbourEncoder; model.py Retro; cache.py RetroCache
 inputs.py       checks of tokens and neighbours
-retrieval.py    neighbours within one call; step.py within one decode step; reading_cache.py those that recur, cached
+retrieval.py    neighbours within one call; reading_cache.py those that recur, cached
 """
 
 from .cache import RetroCache

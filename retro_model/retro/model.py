@@ -19,7 +19,6 @@ from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import Retrieved, check_inputs, row_starts
 from .retrieval import Encoded, Retrieval
-from .step import RetroStep
 
 
 class DecoderLayer(nn.Module):
@@ -204,10 +203,6 @@ class Retro(nn.Module):
     def make_cache(self, batch: int, capacity: int | None = None) -> RetroCache:
         """Return an empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
         return RetroCache(self.config, batch, capacity)
-
-    def decode_step(self, cache: RetroCache) -> RetroStep:
-        """Return a step of one token a row that a CUDA graph can capture; see `generate`."""
-        return RetroStep(self, cache)
 
     def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
         """Return logits [B,V] after the last token alone, as sampling needs. Arguments as in `forward`."""

@@ -68,9 +68,7 @@ def test_decoding_does_not_wait_for_a_token(make, stop_token):
     with standin.standing_in() as waits:
         for new in (8, 16):
             waits.clear()
-            made = generation.generate(
-                far, prompt.to(standin.DEVICE), new, temperature=0.0, stop_token=stop_token, cuda_graph=False
-            )
+            made = generation.generate(far, prompt.to(standin.DEVICE), new, temperature=0.0, stop_token=stop_token)
             counts.append(len(waits))
     assert counts[1] - counts[0] <= (0 if stop_token is None else 1), waits
     want = generation.generate(model, prompt, 16, temperature=0.0, stop_token=stop_token)
