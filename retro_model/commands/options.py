@@ -49,6 +49,7 @@ CONTENDERS = {
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
     "own-gates+prefix": "own attention, bias and scale trained, shared prefix",
+    "own-gates+prefix+both": "own attention, bias and scale trained, shared prefix, copying and second look",
     "in-context": "in-context retrieval",
     "in-context+prefix": "in-context retrieval, shared prefix",
 }
@@ -86,6 +87,8 @@ def retrofit() -> argparse.ArgumentParser:
     _library(made, "retrofit-out")
     add = made.add_argument
     add("--prefix", action="store_true", help="choose 64 tokens of the library that every text and passage continues")
+    said = "fit copying from passages too, and keep it if it helps on the library's own text"
+    add("--copy", dest="copying", action="store_true", help=said)
     made.set_defaults(held_out=None)  # a small folder holds out nothing unless the option is given
     return made
 
@@ -139,13 +142,13 @@ def lm_eval() -> argparse.ArgumentParser:
         usage="retro-model lm-eval --model_args folder=FOLDER --tasks TASK [TASK ...] [options of lm_eval run]",
         description="""Run EleutherAI's evaluation harness on a trained model.
 
-  retro-model lm-eval --model_args folder=retrofit-out --tasks wikitext lambada_openai
-  retro-model lm-eval --model_args folder=retrofit-out,passages=True --include_path . --tasks questions
+  retro-model lm-eval --model_args folder=retrofit-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
+  retro-model lm-eval --model_args folder=retrofit-out,passages=True --tasks question_answering=questions.jsonl
   retro-model lm-eval ls tasks
   retro-model lm-eval run --help       every option of the harness
 
 folder: a model folder of `retro-model retrofit`. neighbours=0 turns retrieval off; random=True reads random
 passages instead of the neighbours. The gain of retrieval is the result minus the result with random=True.
---include_path FOLDER: task files of your own; docs/evaluate.md has two.""",
+NAME=FILE: one of these tasks on a local file. --include_path FOLDER: task files of your own.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

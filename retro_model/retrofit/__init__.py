@@ -2,7 +2,8 @@
 
 base.py        the base classes: calls, padding, caches, losses and gradient checkpointing around a frozen decoder
 decoders.py    the decoders of other libraries: their blocks, their residual form, their frozen weights
-own.py         "own": the decoder reads and attends neighbours itself; own_attend.py has its attention
+own.py         "own": the decoder reads and attends neighbours itself; own_attend.py has its attention,
+               own_copy.py copies their tokens
 new.py         "new": an encoder and chunked cross-attentions are added
 rpt.py         retrieval from the decoder's own past
 """
@@ -56,8 +57,9 @@ def retrofit(
             nothing before they are trained. "own": the decoder reads and attends neighbours by itself, see
             `OwnAttention`; its changes are cca_layers (None: all), chunk_len=32, neighbour_len=64, bias=-1.0 (the start
             of every head's), sink_token (the token before each neighbour; None: the decoder's bos_token_id, else 0)
-            rank=0 (of low-rank maps a head) and prefix=() (tokens in front of every text and neighbour, the first of
-            them a sink: text of the library).
+            rank=0 (of low-rank maps a head), prefix=() (tokens in front of every text and neighbour, the first of them
+            a sink: text of the library), copying=False (whether tokens of neighbours are copied, by numbers that have
+            to be fitted) and second_look=False (whether complete chunks are read again with their own neighbours).
             All arguments below but `backend` are of "new".
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.

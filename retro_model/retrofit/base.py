@@ -149,6 +149,7 @@ class FrozenDecoder(Frozen):
     """
 
     always_attends = False  # whether `_with_neighbours` also serves calls without neighbours
+    changes_logits = False  # whether the logits are more than the readout's, so that the loss needs all of them
     sums_losses = True  # takes `loss_mask`
     pads_prompts = "attention_mask"  # rows of different lengths enter together under this mask
 
@@ -302,7 +303,7 @@ class FrozenDecoder(Frozen):
             raise ValueError("logits_to_keep: expected None with loss_mask, which needs all logits; got a value")
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         targets = tokens if targets is None else targets
-        with last_only(self.decoder, self._readout) as inputs:
+        with last_only(self.decoder, None if self.changes_logits else self._readout) as inputs:
             logits = self(tokens, neighbours, **options)
         if inputs:
             return next_token_loss(inputs[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
@@ -325,4 +326,5 @@ class RetrofitCache(ChunkCache):
     def __init__(self, config, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
         self.decoder = None  # whatever the decoder returns as its cache
-        self.states: Tensor | None = None  # [B,K,A,2,R,G,D], of each row's last complete chunk, see `OwnAttention`
+        self.states: Tensor | None = None  # [B,K,F], of each row's last complete chunk, see `OwnAttention`
+        self.copied = None  # entries of all neighbours so far, see `own_copy`

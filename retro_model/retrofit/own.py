@@ -39,6 +39,7 @@ from .own_attend import (
     register,
     slots,
 )
+from .own_copy import Copying, Entries
 
 ROTARY = (
     *("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3"),
@@ -75,6 +76,8 @@ class OwnConfig:
         sink_token: token that is placed before each neighbour as an attention sink.
         rank: rank of the low-rank maps of queries and attention outputs; 0 for no maps.
         prefix: tokens in front of every text and every neighbour; empty for none.
+        copying: whether tokens of neighbours can be copied, see `own_copy.Copying`.
+        second_look: whether a complete chunk is read a second time, with its own neighbours; see `OwnAttention`.
     """
 
     vocab_size: int
@@ -87,6 +90,8 @@ class OwnConfig:
     sink_token: int = 0
     rank: int = 0
     prefix: tuple[int, ...] = ()
+    copying: bool = False
+    second_look: bool = False
 
     retrieves = True
 
@@ -97,6 +102,8 @@ class OwnConfig:
             checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
+        for name in ("copying", "second_look"):
+            checks.flag(name, getattr(self, name))
         for token in self.prefix:
             checks.integer("prefix", token, low=0, high=self.vocab_size - 1)
         if self.max_len < 1:
@@ -105,7 +112,7 @@ class OwnConfig:
 
     def to_dict(self) -> dict:
         """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "copying", "second_look")
         lists = {"cca_layers": list(self.cca_layers), "prefix": list(self.prefix)}
         return {"neighbours": "own"} | lists | {n: getattr(self, n) for n in names}
 
@@ -131,6 +138,14 @@ class OwnAttention(FrozenDecoder):
     positions P to P+R-1, and texts begin at position P and attend it in every layer. A neighbour's key then meets the
     query at position P+R+i. The prefix is read once, and its tokens count neither as the text's nor in a cache.
 
+    If copying is set, `Copying` mixes the tokens of the neighbours of all chunks so far into the distribution. Its
+    numbers have to be fitted. Neighbours are then read through the last layer, and their last states are kept.
+
+    If second_look is set, a call with neighbours computes every token twice. The second look attends the neighbours of
+    the token's own chunk, with i = p mod M, and second looks. The first look attends the second looks of earlier
+    chunks, the first looks of its own chunk, and neighbours as above; its logits are returned. This serves whole texts,
+    without a cache or padding on the left.
+
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
@@ -141,6 +156,7 @@ class OwnAttention(FrozenDecoder):
         bias, scale: [attending layers, heads]. The only trained parameters at rank 0.
         query_down, value_down: [attending layers, heads, D, r]; None at rank 0.
         query_up, value_up: [attending layers, heads, r, D]; None at rank 0.
+        copying: a `Copying`; None for none.
 
     Source of the chunk-wise causality: Borgeaud et al., arXiv 2112.04426, section 2.4.
     """
@@ -156,6 +172,7 @@ class OwnAttention(FrozenDecoder):
             up = nn.Parameter(torch.zeros(*shape, rank, width, **self.where)) if rank else None
             self.register_parameter(f"{name}_down", down)
             self.register_parameter(f"{name}_up", up)
+        self.copying = Copying(base_of(decoder).config.hidden_size, **self.where) if config.copying else None
         self.backend = backend
         self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
         self._kept: ReadingCache | None = None
@@ -164,6 +181,10 @@ class OwnAttention(FrozenDecoder):
     @property
     def always_attends(self) -> bool:
         return bool(self.config.prefix)
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.config.copying
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**30) -> Iterator[ReadingCache]:
@@ -186,21 +207,29 @@ class OwnAttention(FrozenDecoder):
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
         """Return the size in bytes of one neighbour's states."""
         length = neighbour_len or self.config.neighbour_len
-        return math.prod(self._shape(length)) * next(self.decoder.parameters()).itemsize
+        return sum(map(math.prod, self._shapes(length))) * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
         """Return the number of key heads G and the head dimension D."""
         return heads_of(base_of(self.decoder).config)[1:]
 
-    def _shape(self, length: int) -> tuple[int, ...]:
-        """Return the shape [A,2,R,G,D] of a neighbour's keys and values in the A attending layers."""
-        return len(self.layers), 2, length, *self._head()
+    def _shapes(self, length: int) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """Return the shapes [A,2,R,G,D] of a neighbour's keys and values and [R,d] of its last states."""
+        width = 0 if self.copying is None else len(self.copying.centre)
+        return (len(self.layers), 2, length, *self._head()), (length, width)
+
+    def _parts(self, states: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return views of flat states: keys and values [...,A,2,R,G,D] and last states [...,R,d]."""
+        near, last = self._shapes(length)
+        parts = states.split([math.prod(near), math.prod(last)], -1)
+        return parts[0].unflatten(-1, near), parts[1].view(*states.shape[:-1], *last)
 
     @torch.no_grad()
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
         """Encode each of the neighbours int64 [U,R] separately.
 
-        Return the keys and values of the A attending layers [U,A,2,R,G,D].
+        Return flat states [U,F]: the keys and values [A,2,R,G,D] of the A attending layers and, if the model copies,
+        the decoder's last states [R,d].
         """
         register()
         base, length = base_of(self.decoder).base_model, neighbours.shape[1]
@@ -211,12 +240,16 @@ class OwnAttention(FrozenDecoder):
         else:
             options["position_ids"] = prefix.length + torch.arange(length, device=texts.device)[None]
         weight = next(self.decoder.parameters())
-        states = torch.empty(len(texts), *self._shape(length), dtype=weight.dtype, device=weight.device)
+        size = self.neighbour_bytes(length) // weight.itemsize
+        states = torch.empty(len(texts), size, dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
-            reading = NeighbourPass(self.layers, into, prefix, self.backend)
+            near, last = self._parts(into, length)
+            reading = NeighbourPass(self.layers, near, prefix, self.backend, whole=self.config.copying)
             with contextlib.suppress(StopReading):
-                base(part, **options, **{ARGUMENT: reading})
+                read = base(part, **options, **{ARGUMENT: reading})
+                if self.config.copying:
+                    last.copy_(read.last_hidden_state[:, -length:])
             if not reading.done:
                 raise RuntimeError(f"decoder: {type(base).__name__} does not hand keywords to its attention")
         return states
@@ -236,7 +269,7 @@ class OwnAttention(FrozenDecoder):
         return self._prefix[1]
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states [U,A,2,R,G,D] of the distinct neighbours in `neighbours` [S,R].
+        """Return the states [U,F] of the distinct neighbours in `neighbours` [S,R].
 
         Return also, for each row, the index [S] of its states.
         """
@@ -290,14 +323,29 @@ class OwnAttention(FrozenDecoder):
         attending = self._attending(tokens, retrieved, starts, cache, positions)
         if attending is None:
             return self.decoder(tokens, **options)
+        if attending.copied is not None and isinstance(options.get("logits_to_keep"), Tensor):
+            raise ValueError("logits_to_keep: expected a number of last tokens with copying; got a tensor")
         register()
         if attending.prefix is not None:
             length = 0 if cache is None else cache.length
             index = torch.arange(length, length + tokens.shape[1], device=tokens.device)[None]
             options["position_ids"] = attending.prefix.length + (index if positions is None else positions)
-        out = self.decoder(tokens, **options, **{ARGUMENT: attending})
+        hidden: list[Tensor] = []
+        with contextlib.ExitStack() as stack:
+            if attending.copied is not None or attending.looks == 2:
+                keep = functools.partial(_first_looks, len(tokens), hidden)
+                stack.enter_context(base_of(self.decoder).base_model.register_forward_hook(keep))
+            if attending.looks == 2:
+                rows = {name: options[name] for name in ("attention_mask", "position_ids") if name in options}
+                options |= {name: t.expand(len(tokens), -1).repeat(2, 1) for name, t in rows.items() if t is not None}
+                tokens = tokens.repeat(2, 1)
+            out = self.decoder(tokens, **options, **{ARGUMENT: attending})
+        if attending.copied is not None:
+            out.logits = self.copying(out.logits, hidden[0], attending.copied)
         if cache is not None and attending.last is not None:
             cache.states, cache.neighbour_mask = attending.last
+        if cache is not None and attending.copied is not None:
+            cache.copied = attending.copied.after(tokens.shape[1])
         return out
 
     def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
@@ -309,16 +357,23 @@ class OwnAttention(FrozenDecoder):
         padding = starts if any(starts) else None
         prefix = self.prefix_states()
         alone = Attending(self, prefix, None, None, total, None, padding, None) if prefix else None
+        copied = None if cache is None else cache.copied
         if neighbours is None and held is not None:
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
             return alone
+        if self.config.second_look and (cache is not None or padding):
+            raise ValueError("second_look: expected whole texts without padding on the left and without a cache")
         neighbour_mask = checks.token_mask(neighbour_mask, neighbours)
         live, pools, before = neighbour_mask.any(-1), [], None
         place = torch.zeros_like(live, dtype=torch.int64)
         if live.numel() and live.any():  # skip `any`, which waits for a GPU, if no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
+            if self.copying is not None:
+                last = self._parts(pool, neighbours.shape[-1])[1][place]
+                new = Entries.of(last, neighbours, neighbour_mask, first, self.config.chunk_len)
+                copied = new if copied is None else Entries(*(torch.cat(pair, 1) for pair in zip(copied, new)))
         if held is not None:
             held_place = torch.arange(held.shape[0] * held.shape[1], device=tokens.device).view(held.shape[:2])
             held_place += len(pools[0]) if pools else 0
@@ -327,13 +382,15 @@ class OwnAttention(FrozenDecoder):
         if not pools:
             return alone
         laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask), before)
+        laid = laid.twice(self.config.chunk_len) if self.config.second_look else laid
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
         last = None
         if cache is not None and laid.last is not None:
             rows = torch.arange(cache.batch, device=tokens.device)
             last = pool[laid.place[rows, laid.last]], laid.mask[rows, laid.last].clone()
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
-        return Attending(self, prefix, pool, laid, total, turns, padding, last)
+        pool = self._parts(pool, laid.mask.shape[-1])[0]
+        return Attending(self, prefix, pool, laid, total, turns, padding, last, copied)
 
     def _turns(
         self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None
@@ -353,7 +410,11 @@ class OwnAttention(FrozenDecoder):
         index = index.clamp(min=0)  # padding gets position 0
         lead = len(self.config.prefix)
         here = lead + (index if positions is None else positions)
-        there = (lead or 1) + neighbour_len + (index + 1) % m
+        index = index + 1
+        if self.config.second_look:  # rows of first looks, then of second looks
+            index = torch.cat([index, index - 1]).repeat_interleave(len(first), 0)
+            here = here.expand(len(first), -1).repeat(2, 1)
+        there = (lead or 1) + neighbour_len + index % m
         turns = {kind: self._rotations(kind, here, there) for kind in set(kinds) if kind is not None}
         return [turns.get(kind) for kind in kinds]
 
@@ -367,6 +428,13 @@ class OwnAttention(FrozenDecoder):
         return QueryRotations.between(
             *(tuple(t.to(wide).unsqueeze(2) for t in tables(at, *name)) for at in (here, there))
         )
+
+
+def _first_looks(count: int, hidden: list[Tensor], base: nn.Module, args: tuple, out):
+    """Hook of the base model: hand the first `count` rows of its last states to the readout, and keep them."""
+    if len(out[0]) > count:
+        out.last_hidden_state = out[0][:count]
+    hidden.append(out[0])
 
 
 def ropes_of(config) -> dict[str, dict]:

@@ -21,6 +21,8 @@ import retro_kernels as rk
 from retro_model.base import transfer
 from retro_model.retro.cache import left_mask
 
+from .own_copy import Entries
+
 ARGUMENT = "retro"  # keyword that the decoder's forward hands down to its attention
 PREFIX = "retro-"
 BEFORE = ("sdpa", "eager")
@@ -120,15 +122,17 @@ class NeighbourPass:
         into: [U,A,2,R,G,D], for the keys and values.
         prefix: the neighbours are read as continuations of it; None for no prefix.
         backend: of `retro_kernels`.
+        whole: read through the last layer.
 
     Attributes:
         done: whether the last attending layer's keys and values are stored.
 
-    Raises: StopReading, from the last attending layer, when its keys and values are stored.
+    Raises: StopReading, from the last attending layer, when its keys and values are stored, unless `whole`.
     """
 
-    def __init__(self, layers: dict[int, int], into: Tensor, prefix: Prefix | None, backend: str | None):
-        self.layers, self.into, self.prefix, self.backend, self.done = layers, into, prefix, backend, False
+    def __init__(self, layers: dict[int, int], into: Tensor, prefix: Prefix | None, backend: str | None, whole: bool):
+        self.layers, self.into, self.prefix, self.backend = layers, into, prefix, backend
+        self.whole, self.done = whole, False
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None):
         """Store keys and values. Return [U,R,H,D] with a prefix, else None: the attention itself is the decoder's."""
@@ -136,7 +140,7 @@ class NeighbourPass:
             first = 0 if self.prefix else 1
             self.into[:, place, 0], self.into[:, place, 1] = key[:, first:], value[:, first:]
             self.done = place == len(self.layers) - 1
-            if self.done:
+            if self.done and not self.whole:
                 raise StopReading
         if self.prefix is None:
             return None
@@ -159,6 +163,12 @@ class Slots(NamedTuple):
     place: Tensor
     mask: Tensor
     last: Tensor | None
+
+    def twice(self, m: int) -> Slots:
+        """Return them for first looks, then second looks, which attend what first looks attend m - 1 tokens later."""
+        start = torch.arange(2, device=self.mask.device).repeat_interleave(len(self.mask)) * (m - 1)
+        place, mask = (t.repeat(2, *[1] * (t.dim() - 1)) for t in (self.place, self.mask))
+        return Slots(start, place, mask, None)
 
 
 def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], held: Sequence[Tensor] | None) -> Slots:
@@ -253,6 +263,7 @@ class Attending:
         starts: columns of padding on the left of each row. None: without padding.
         last: states and mask of each row's last complete chunk after the call, for the cache; None if no chunk
             completes.
+        copied: the tokens of neighbours that can be copied; None for none.
     """
 
     def __init__(
@@ -265,21 +276,23 @@ class Attending:
         turns: Sequence[QueryRotations | None] | None,
         starts: Sequence[int] | None,
         last: tuple[Tensor, Tensor] | None,
+        copied: Entries | None = None,
     ):
         self.model, self.pool, self.laid, self.turns, self.starts = model, pool, laid, turns, starts
-        self.prefix, self.total, self.last = prefix, total, last
+        self.prefix, self.total, self.last, self.copied = prefix, total, last, copied
+        self.looks = 1 if laid is None or not model.config.second_look else 2  # the second half of the rows looks again
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None):
         """Return [B,N,H,D]: one softmax over the prefix, the text's own keys and its neighbours'.
 
-        Return None in a layer that attends neither, where the attention is the decoder's.
+        Return None in a layer that attends neither, where the attention is the decoder's, unless tokens look twice.
         """
         place = None if self.pool is None else self.model.layers.get(layer)
-        if place is None and self.prefix is None:
+        if place is None and self.prefix is None and self.looks == 1:
             return None
         if window is None and key.shape[1] != self.total:
             raise ValueError(f"cache: expected keys of the {self.total} columns so far; got {key.shape[1]}")
-        own = self._own(layer, query, key, value, window, scale)
+        own = (self._own if self.looks == 1 else self._twice)(layer, query, key, value, window, scale)
         return own[0] if place is None else self._merged(place, query, *own, scale)
 
     def _own(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float):
@@ -288,12 +301,24 @@ class Attending:
         starts = [start - dropped for start in self.starts or ()]
         key_mask = left_mask(starts, key.shape[1], key.device) if any(start > 0 for start in starts) else None
         # Such a cache drops a row's tokens only after the window has left the prefix behind.
-        if self.prefix is not None and (not dropped or key_mask is not None):
+        if self.prefix is not None and (not dropped or key_mask is not None or self.looks == 2):
             key, value = self.prefix.before(layer, key, value)
             if key_mask is not None:
                 key, value, key_mask = _after_padding(key, value, self.prefix.length, starts)
         options = {"causal": True, "window": window, "key_mask": key_mask, "scale": scale, "return_lse": True}
         return rk.relative_attention(query, key, value, **options, backend=self.model.backend)
+
+    def _twice(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *options):
+        """Return `_own` of rows of first looks, then of second looks. A chunk of the former continues the latter."""
+        m, rows = self.model.config.chunk_len, len(query) // 2
+        second = self._own(layer, query[rows:], key[rows:], value[rows:], *options)
+        first = []
+        for start in range(0, self.total, m):
+            now = slice(start, start + m)
+            keys, values = (torch.cat((t[rows:, :start], t[:rows, now]), 1) for t in (key, value))
+            first.append(self._own(layer, query[:rows, now], keys, values, *options))
+        outs, lses = zip(*first)
+        return torch.cat((torch.cat(outs, 1), second[0])), torch.cat((torch.cat(lses, 2), second[1]))
 
     def _merged(self, place: int, query: Tensor, own: Tensor, own_lse: Tensor, scale: float) -> Tensor:
         """Return one softmax over what `own` attended and the neighbours."""

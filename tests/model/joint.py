@@ -240,38 +240,43 @@ def logits(
     sink,
     maps=None,
     prefix=None,
+    second_look=False,
 ):
     """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
     maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none. prefix:
-    tokens [P] in front of the text and of each neighbour, in the place of the sink.
+    tokens [P] in front of the text and of each neighbour, in the place of the sink. second_look: row n + p is token p,
+    read with the neighbours of its own chunk; chunks that have ended are seen in these rows.
     """
     before = torch.tensor([sink]) if prefix is None else prefix
     lead, ahead = len(before), 0 if prefix is None else len(prefix)
     tokens = tokens if prefix is None else torch.cat([prefix, tokens])
     kind, m, r = KINDS.get(decoder.config.model_type, Llama)(decoder), chunk_len, neighbours.shape[-1]
     states = [[read(kind, torch.cat([before, row])) for row in chunk] for chunk in neighbours]
-    x, positions = kind.embed(tokens), torch.arange(len(tokens))
+    n, looks = len(tokens), 2 if second_look else 1
+    x, positions = kind.embed(tokens).repeat(looks, 1), torch.arange(n).repeat(looks)
     for at, layer in enumerate(kind.layers):
         raw, k, v = kind.project(layer, x)
         q, k, out = kind.turn(layer, raw, positions), kind.turn(layer, k, positions), []
         window = kind.window(layer)
-        for p in range(len(x)):
-            first, after = 0 if window is None else max(0, p + 1 - window), p - ahead + 1
-            chunk, i = after // m - 1, after % m
-            keys, values, scaling = k[first : p + 1], v[first : p + 1], scaling_of(layer)
+        for row in range(len(x)):
+            again, p = divmod(row, n)
+            first, here = 0 if window is None else max(0, p + 1 - window), p - ahead
+            chunk, i = (here // m, here % m) if again else ((here + 1) // m - 1, (here + 1) % m)
+            seen = [j + n * (second_look and (again or j - ahead < here // m * m)) for j in range(first, p + 1)]
+            keys, values, scaling = k[seen], v[seen], scaling_of(layer)
             if at + 1 not in layers or not 0 <= chunk < len(mask) or not mask[chunk].any():
-                out.append(attend(q[p], keys, values, scaling))
+                out.append(attend(q[row], keys, values, scaling))
                 continue
             seen = mask[chunk].flatten()
             near = [torch.cat([one[at][part][lead:] for one in states[chunk]])[seen] for part in (0, 1)]
             place = layers.index(at + 1)
             # two queries: one for the own keys, one for the neighbours'
             share = q.shape[1] // k.shape[1]
-            meets = raw[p : p + 1]
+            meets = raw[row : row + 1]
             meets = meets if maps is None else torch.einsum("nhd,hde->nhe", meets, maps[0][place])
             far = kind.turn(layer, meets, torch.tensor([lead + r + i]))[0]
-            own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
+            own = torch.einsum("hd,shd->hs", q[row], keys.repeat_interleave(share, 1)) * scaling
             others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
             weights = torch.softmax(torch.cat([own, others + bias[place][:, None]], 1), -1)
             theirs = near[1].repeat_interleave(share, 1) * scale[place][None, :, None]
@@ -279,7 +284,7 @@ def logits(
             both = torch.cat([values.repeat_interleave(share, 1), theirs])
             out.append(torch.einsum("hs,shd->hd", weights, both))
         x = kind.add(layer, x, torch.stack(out))
-    out = decoder.get_output_embeddings()(kind.last(x))[ahead:]
+    out = decoder.get_output_embeddings()(kind.last(x[:n]))[ahead:]
     out, cap = (
         out / getattr(decoder.config, "logits_scaling", 1),
         getattr(decoder.config, "final_logit_softcapping", None),

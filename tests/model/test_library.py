@@ -17,7 +17,7 @@ from retro_model.commands.compare import contenders
 from retro_model.commands.compare import results as record
 from retro_model.commands.options import CONTENDERS, Sizes
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit import prefix, texts
+from retro_model.commands.retrofit import copying, prefix, texts
 from retro_model.commands.retrofit.fitting import fit
 from retro_model.commands.retrofit.prepared import Searched, prepare, spread
 from retro_model.data.database import ChunkDatabase
@@ -26,6 +26,10 @@ from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
 from retro_model.folders.documents import Documents
 from retro_model.folders.reader import Options, open_folder
+from retro_model.folders.retrofit import RetrofitReader
+from retro_model.retrofit import own_copy
+from retro_model.retrofit import retrofit as make_retrofit
+from retro_model.training import gather
 from tests.model import toys
 from tests.model.data import random_documents, store_of
 from tests.model.folders import made as folders
@@ -281,6 +285,7 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
         retrieves = name not in ("alone", "alone+prefix", "longer")
         assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
         assert ("steps" in row["made"]) == name.startswith("own-gates")
+    assert rows["own-gates+prefix+both"]["made"]["copying"]["tokens"] > 100
     assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
 
 
@@ -321,21 +326,47 @@ def test_what_is_scored_is_not_scored_again(compared, monkeypatch):
             compare.main([*compared[1], *other])
 
 
-def test_a_retrofit_is_served_with_its_prefix_and_refers_to_its_decoder(parts, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("least", [-1.0, 9.0], ids=["kept", "left out"])
+def test_a_retrofit_is_served_with_what_its_options_add(parts, tmp_path, monkeypatch, capfd, least):
+    """Copying is kept if it gains on the library's own text. The folder refers to its decoder."""
     sizes = Sizes(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
-    said = []
+    made, fits, said = copying.fit_copying, [], []
+
+    def fit_copying(copier, gates, library, sizes, seed):
+        found = made(copier, gates, library, sizes, seed)
+        store, rows = library.database.store, sizes.window // sizes.chunk_len
+        firsts = spread(store, Searched(library.database, 6), sizes.window, len(store.documents), seed + 1)
+        near = Searched(library.database, 6, sizes.least_similarity)
+        batch = gather(store, firsts[:, None] + np.arange(rows), near, library.database, k=2)
+        plain = make_retrofit(copier.decoder, **copier.config.to_dict() | {"copying": False})
+        plain.load_state_dict(gates, strict=False)
+        with torch.no_grad():
+            losses = [float(model(**batch.inputs, loss_mask=batch.real).total) for model in (plain, copier)]
+        fits.append((found, (losses[0] - losses[1]) / int(batch.real[:, 1:].sum())))
+        return found
+
+    monkeypatch.setattr(copying, "LEAST_GAIN", least)
+    monkeypatch.setattr(retrofit, "fit_copying", fit_copying)
     monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: -len(prefix))
-    retrofit.run(parts[0], tmp_path, sizes, steps=2, prefix=True, folder_of_texts=parts[1], show=said.append)
+    with monkeypatch.context() as loads:
+        loads.setattr(RetrofitReader, "_model", None)  # the page's numbers need no second copy of the model
+        options = {"steps": 2, "prefix": True, "copying": True, "folder_of_texts": parts[1]}
+        retrofit.run(parts[0], tmp_path, sizes, **options, show=said.append)
+    [(found, saved)] = fits
+    assert found.gain == pytest.approx(saved, abs=1e-4) and found.tokens > 100
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
-    seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
-    assert list(seconds) == ["ready", "trained", "scored"]
-    assert 0 < seconds["ready"] <= seconds["trained"] <= seconds["scored"]
+    facts = json.loads((tmp_path / "retrofit.json").read_text())
+    assert list(facts["seconds"]) == ["ready", "trained", "scored"]
+    assert 0 < facts["seconds"]["ready"] <= facts["seconds"]["trained"] <= facts["seconds"]["scored"]
     assert not list((tmp_path / "model").glob("decoder*"))
     assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
     transformers.utils.logging.enable_progress_bar()
     reader = open_folder(tmp_path)
     assert "Loading" not in capfd.readouterr().err
-    assert reader.model.config.neighbour_len == 24
+    assert reader.model.config.neighbour_len == 24 and reader.model.config.copying == (least < 0)
+    if least < 0:
+        assert reader.model.copying.centre.any()
+        assert facts["training"]["copying"]["numbers"] == reader.model.copying.numbers.tolist() != list(own_copy.START)
     assert any("64 tokens from" in line for line in said) and len(reader.model.config.prefix) == prefix.LENGTH
     assert reader.without == "the decoder and the shared prefix"  # retrieval off has it in front too
     got = reader.score(reader.passage(reader.start), Options())
@@ -348,8 +379,8 @@ def test_a_retrofit_is_served_with_its_prefix_and_refers_to_its_decoder(parts, t
 def test_the_options_of_the_command_reach_the_retrofit(monkeypatch):
     given = {}
     monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options, sizes=args[2]))
-    retrofit.main(["--prefix", "--strict", "--text-field", "body", "--window", "64", "--held-out", "3"])
-    assert given["prefix"] and given["strict"] and given["text_field"] == "body"
+    retrofit.main(["--prefix", "--copy", "--strict", "--text-field", "body", "--window", "64", "--held-out", "3"])
+    assert given["prefix"] and given["copying"] and given["strict"] and given["text_field"] == "body"
     assert given["sizes"] == Sizes(window=64, stride=32, held_out=3, held_bytes=600) and given["measures_small"]
     retrofit.main(["--database-bytes", "5", "--steps", "3"])
     assert given["sizes"].database_bytes == 5 and given["sizes"].held_out == Sizes.held_out and given["steps"] == 3

@@ -105,7 +105,8 @@ def own(name: str, trained: bool = True, **changes):
 
 
 def joint_logits(before, model, tokens, neighbours, mask, **changes):
-    options = dict(bias=model.bias, scale=model.scale, layers=list(model.config.cca_layers), chunk_len=M, sink=1)
+    options = dict(bias=model.bias, scale=model.scale, chunk_len=M, sink=1)
+    options |= {"layers": list(model.config.cca_layers), "second_look": model.config.second_look}
     return torch.stack([joint.logits(before, *row, **options | changes) for row in zip(tokens, neighbours, mask)])
 
 

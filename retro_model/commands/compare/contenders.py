@@ -18,6 +18,7 @@ from retro_model import evaluation
 from retro_model.retrofit import retrofit
 
 from ..options import STEPS, Sizes
+from ..retrofit.copying import fit_copying
 from ..retrofit.fitting import fit
 from ..retrofit.prefix import choose
 from ..retrofit.prepared import PreparedLibrary, lengths, read_decoder, show_line, stream
@@ -97,19 +98,30 @@ def in_context(s: Setting, prefix: bool = False) -> Contender:
     return Contender(lambda near: scored(near, s.library.database, documents=range(s.documents)), s.near, {})
 
 
-def own(s: Setting, trained: bool = True, prefix: bool = False) -> Contender:
+def own(s: Setting, trained: bool = True, prefix: bool = False, both: bool = False) -> Contender:
     """The decoder that attends neighbours with its own attention.
 
-    trained: train the bias and the scale of each head.
+    trained: train the bias and the scale of each head. both: read complete chunks twice, and copy from neighbours if
+    the fit keeps copying.
     """
     torch.manual_seed(s.seed)
-    shared = s.prefix if prefix else ()
-    model, facts = retrofit(s.decoder, neighbours="own", prefix=shared, **lengths(s.sizes)), {}
+    options = {"neighbours": "own", "second_look": both, **lengths(s.sizes)} | ({"prefix": s.prefix} if prefix else {})
+    model, facts = retrofit(s.decoder, **options), {}
     if trained:
-        settings = dataclasses.asdict(s.sizes) | {"seed": s.seed, "prefix": list(shared)}
-        folder = s.folder / f"own{'-prefix' * prefix}-{s.seed}"
+        settings = dataclasses.asdict(s.sizes) | {
+            "seed": s.seed,
+            "second_look": both,
+            "prefix": list(options.get("prefix", ())),
+        }
+        folder = s.folder / f"own{'-prefix' * prefix}{'-second' * both}-{s.seed}"
         with model.keeping(KEPT_BYTES):
             facts = fit(model, functools.partial(stream, s.library, s.sizes, s.seed), s.steps, settings, folder, s.show)
+    if both:
+        copier = retrofit(s.decoder, **options, copying=True)
+        fitted = fit_copying(copier, model.added_state_dict(), s.library, s.sizes, s.seed)
+        s.show(f"  {fitted.said()}")
+        facts["copying"] = fitted._asdict()
+        model = copier if fitted.kept else model
     scored = functools.partial(evaluation.score, model, s.library.held_out, documents=range(s.documents), **s.windows)
     return Contender(lambda near: scored(near, s.library.database), s.similar, facts)
 
@@ -121,6 +133,7 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own": functools.partial(own, trained=False),
     "own-gates": own,
     "own-gates+prefix": functools.partial(own, prefix=True),
+    "own-gates+prefix+both": functools.partial(own, prefix=True, both=True),
     "in-context": in_context,
     "in-context+prefix": functools.partial(in_context, prefix=True),
 }

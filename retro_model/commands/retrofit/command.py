@@ -24,6 +24,7 @@ from retro_model.retrofit import OwnAttention
 from .. import options as parsers
 from ..options import STEPS, Sizes
 from . import texts
+from .copying import fit_copying
 from .fitting import fit
 from .prefix import choose
 from .prepared import PreparedLibrary, check_positive, decoder_folder, lengths, prepare, read_decoder, show_line, stream
@@ -41,6 +42,7 @@ def run(
     steps: int = STEPS,
     seed: int = 0,
     prefix: bool = False,
+    copying: bool = False,
     folder_of_texts: Path | None = None,
     text_field: str = "text",
     strict: bool = False,
@@ -50,8 +52,8 @@ def run(
 ) -> str:
     """Run all stages into `folder` and return the verdict.
 
-    decoder: see `decoder_folder`. prefix: whether to choose a shared prefix, see `prefix.choose`.
-    text_field, strict: see `texts.load`.
+    decoder: see `decoder_folder`. prefix: whether to choose a shared prefix, see `prefix.choose`. copying: whether to
+    fit copying, see `copying.fit_copying`. text_field, strict: see `texts.load`.
     measures_small: hold documents out of a folder with few documents too. Without held-out documents nothing is
     trained or scored. encoder: folder of the encoder that finds passages for questions; None: words alone.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
@@ -97,6 +99,12 @@ def run(
     settings = dataclasses.asdict(sizes) | {"seed": seed, "prefix": list(options.get("prefix", ()))}
     with whole.model.keeping():
         training = fit(whole.model, batches, steps, settings, folder / "training", show)
+    if copying:
+        copier = RetrofitForCausalLM.from_decoder(model, **options, copying=True)
+        fitted = fit_copying(copier.model, whole.model.added_state_dict(), library, sizes, seed)
+        show(f"  {fitted.said()}")
+        training["copying"] = fitted._asdict()
+        whole = copier if fitted.kept else whole
     whole.save_pretrained(folder / "model")
     done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with {CONTROL}")
@@ -181,7 +189,7 @@ def describe(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     given = parsers.retrofit().parse_args(arguments)
-    names = ("steps", "seed", "prefix", "text_field", "strict", "encoder")
+    names = ("steps", "seed", "prefix", "copying", "text_field", "strict", "encoder")
     options = {name: getattr(given, name) for name in names}
     try:
         sizes = parsers.sizes_of(given, held_bytes=HELD_BYTES, stride=given.window // 2)
