@@ -127,22 +127,9 @@ def chunked_cross_attention(
     arXiv 2306.13421, section 3.1; position logits: Dai et al., arXiv 1901.02860, section 3.3.
     """
     call = ChunkedCrossAttention(
-        query,
-        key,
-        value,
-        chunk_len,
-        rel_key,
-        rel_query,
-        rel_start,
-        content_bias,
-        position_bias,
-        neighbour_mask,
-        neighbour_gate,
-        scale,
-        query_start,
-        dropout_p,
-        None,
-    )
+        query, key, value, chunk_len, rel_key, rel_query, rel_start, content_bias, position_bias,
+        neighbour_mask, neighbour_gate, scale, query_start, dropout_p, None,
+    )  # fmt: skip
     if return_lse.__class__ is not bool:
         checks.flag("return_lse", return_lse)
     out, lse = serve("chunked_cross_attention", call, backend)

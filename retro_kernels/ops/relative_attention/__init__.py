@@ -157,26 +157,10 @@ def relative_attention(
                 raise ValueError(f"cu_seqlens: expected None where {name} is given; got a tensor")
         query_segment, key_segment = packed.segments(cu_seqlens, query, key)
     call = RelativeAttention(
-        query,
-        key,
-        value,
-        rel_key,
-        rel_query,
-        rel_start,
-        content_bias,
-        position_bias,
-        causal,
-        causal_gap,
-        window,
-        query_offset,
-        key_mask,
-        query_segment,
-        key_segment,
-        scale,
-        dropout_p,
-        None,
-        window_block,
-    )
+        query, key, value, rel_key, rel_query, rel_start, content_bias, position_bias,
+        causal, causal_gap, window, query_offset, key_mask, query_segment, key_segment,
+        scale, dropout_p, None, window_block,
+    )  # fmt: skip
     if return_lse.__class__ is not bool:
         checks.flag("return_lse", return_lse)
     out, lse = serve("relative_attention", call, backend)
