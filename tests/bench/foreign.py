@@ -1,18 +1,11 @@
-"""A repository outside this tree: one C++ kernel and one Triton kernel, registered with the harness by a plug-in.
-
-`python -m tests.bench.foreign` plants four faults in the repository, runs `ab` on an empty change --same times, and
-counts the right verdicts.
-"""
+"""A repository outside this tree: one C++ kernel and one Triton kernel, registered with the harness by a plug-in."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 from tests import trees
@@ -105,13 +98,6 @@ retro_bench.register(
 
 #: name -> (file, old text, new text, exit code of `ab`, words of its output)
 FAULTS = {
-    "10% slower": (
-        "decay.cpp",
-        "r < rows; ++r) row(r);",
-        "r < rows; ++r) row(r);\n  for (long r = 0; r < rows / 10; ++r) row(r);",
-        1,
-        "decay/cxx/rows/float32/fwd  regression",
-    ),
     "wrong result": ("decay.cpp", "keep * state +", "keep * state * 1.01f +", 2, "numerics"),
     "lost coalescing": (
         "kernels.py",
@@ -161,30 +147,3 @@ def gate(folder: Path, *more: str, installed: Path | None = None) -> subprocess.
     """Run `retro-bench ab` in the repository: its working tree against the commit."""
     given = ("--plugin", "plug", "--base", "HEAD", "--build", BUILD, *more)
     return bench(folder, "ab", *given, installed=installed)
-
-
-def main() -> int:
-    """Print the exit code of every run of the gate and the number of right ones; return 1 if any was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--same", type=int, default=20, metavar="N", help="runs on an empty change (default 20)")
-    parser.add_argument("--installed", type=Path, metavar="PROGRAM", help="retro-bench of a wheel, not of this tree")
-    options, wrong = parser.parse_args(), 0
-    with tempfile.TemporaryDirectory() as made:
-        folder = repository(Path(made) / "repository")
-        for fault in (*FAULTS, *["nothing"] * options.same):
-            code, words = FAULTS[fault][3:] if fault in FAULTS else (0, "0 of 1 launches differ")
-            if fault in FAULTS:
-                plant(folder, fault)
-            begun = time.monotonic()
-            done = gate(folder, "--threads", "1", installed=options.installed)
-            right = done.returncode == code and words in done.stdout
-            wrong += not right
-            said = "as expected" if right else f"expected {code}\n{done.stdout}{done.stderr}"
-            print(f"{fault}: exit code {done.returncode}, {time.monotonic() - begun:.0f} s, {said}", flush=True)
-            restore(folder)
-    print(f"{len(FAULTS) + options.same - wrong} of {len(FAULTS) + options.same} as expected")
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -118,7 +118,6 @@ def test_the_first_suite_of_a_repository_is_new(suite):
     ("more", "said"),
     [
         (["--plugin", "this"], "leave out --plugin"),
-        (["--json", "a"], "leave out --json"),
         (["--pytest", "nowhere"], "expected a file or folder of tests"),
         (["--pytest", "mypkg"], "named test... or bench..."),
         (["--base", "."], "--base must be a commit"),

@@ -162,7 +162,7 @@ def test_other_backends_and_baselines_are_refused(capsys):
         assert "--backend, --baselines" in capsys.readouterr().err
 
 
-STATIC = dict(rounds=9, kernels=None, tiles=None, say=lambda text: None, over=lambda: False)
+STATIC = dict(rounds=9, say=lambda text: None, over=lambda: False)
 STATIC_CALL = OP, "wide", "bfloat16", MACHINES["H200"]
 
 
@@ -183,18 +183,19 @@ def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not
         assert item.before in tiles.table(OP)  # the table is restored
 
 
-def test_launches_that_follow_from_a_tile_count_by_their_difference():
+def test_launches_that_follow_from_a_tile_count_by_their_difference(monkeypatch):
     """The products over the stored tiles depend on the query block; at one second per launch all tiles are equal."""
-    call = "relative_attention", "causal d64", "bfloat16", MACHINES["H200"]
     told = []
 
     def a_second_each(row, launches, machine, base=False):
         told.append({launch.name for launch in launches})
         return tune.Trial(row, "ok", float(len(launches)))
 
-    mine = [dict(block_m=32, block_n=64, num_warps=4, num_stages=2)]
-    options = {**STATIC, "tiles": mine, "kernels": ("query_rel",)}
-    (item,) = static_tiles.tune(*call, **options, judge=a_second_each)
+    mine = dict(block_m=32, block_n=64, num_warps=4, num_stages=2)
+    monkeypatch.setattr(tune, "neighbours", lambda row: [row | mine])
+    call = "relative_attention", "causal d64", "bfloat16", MACHINES["H200"]
+    tuned = static_tiles.tune(*call, **STATIC, judge=a_second_each)
+    item = next(item for item in tuned if item.before["kernel"] == "query_rel" or told.clear())
     assert told[0] == {"relative_query"} and "relative_columns" in told[1] & told[2]
     assert [trial.seconds for trial in item.trials] == [4.0, 4.0]
 
@@ -210,15 +211,6 @@ def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_p
     assert any("16 bytes of stack" in trial.get("reason", "") for trial in line["rows"][0]["trials"])
     assert "predicted for one A100" in capsys.readouterr().out
     assert retro_bench.main([*command[:-4], "--machine", "H"]) == 4
-
-
-def test_only_tiles_that_are_named_are_tried_and_those_cut_to_the_problem_not_twice():
-    (row, *_) = static_tiles.rows_of(*STATIC_CALL[:3], 90)
-    mine = [dict(block_m=row["block_m"], block_n=row["block_n"], num_warps=2, num_stages=1), {"num_warps": 4}]
-    (item, *_) = static_tiles.tune(
-        *STATIC_CALL, **{**STATIC, "tiles": mine, "kernels": (row["kernel"],)}, judge=predicted
-    )
-    assert [trial.row["num_warps"] for trial in item.trials][1:] == [n for n in (2, 4) if n != row["num_warps"]]
 
 
 def test_a_row_that_is_predicted_serves_as_any_other(tmp_path, monkeypatch):

@@ -12,12 +12,11 @@ import collections
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..compare import ab, ab_host, ab_pytest, ab_static, affected
 from ..measure import choose
-from ..records import environment, record
+from ..records import environment
 from ..registry import OPERATORS, of_plugins
 from ..report import markdown, tables
 from . import emulator, exits, options, progress
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arch(parser, "90")
     add("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     add("--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
-    add("--json", type=options.output, metavar="FILE", help="append records of both sides, verdict by verdict")
     suite = "time this pytest-benchmark suite of the repository on both commits, and nothing else"
     add("--pytest", metavar="PATH", help=suite)
     add("--quiet", action="store_true", help="print no progress")
@@ -79,8 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
             if timed:
                 threads = arguments.threads or environment.environment()["threads"]
                 say(ab.longest(len(timed), arguments.pairs))
-                found = ab.compare(base, root, timed, threads, say, arguments.pairs)
-                outcomes += _written(found, timed, arguments.json, {"base": base, "head": root})
+                outcomes += ab.compare(base, root, timed, threads, say, arguments.pairs)
                 if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # wrong: not timed
                     ops = tuple(dict.fromkeys(item.op for item in timed))
                     slower = ab_host.compare(base, root, ops, say)
@@ -112,7 +109,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _alone(arguments: argparse.Namespace) -> None:
     """Refuse options that `--pytest` cannot obey."""
-    names = ("plugin", "op", "case", "backend", "dtype", "mode", "baselines", "launch", "json", "from_diff")
+    names = ("plugin", "op", "case", "backend", "dtype", "mode", "baselines", "launch", "from_diff")
     if given := [name for name in (*names, "static_only") if getattr(arguments, name)]:
         raise exits.UsageError(f"--pytest: times a suite alone; leave out --{given[0].replace('_', '-')}")
     if Path(arguments.base).is_dir():
@@ -172,32 +169,6 @@ def _items(
             return []
         selection = dataclasses.replace(selection, ops=names)
     return ab.items(selection, plugins)
-
-
-def _written(
-    outcomes: Iterable[ab.Outcome], items: list[ab.Item], path: Path | None, sides: dict[str, Path]
-) -> Iterator[ab.Outcome]:
-    """Write the records of each outcome, then yield the outcome.
-
-    A measured outcome has one record per side, with the commit of that side's tree. Other outcomes have one record with
-    the reason.
-    """
-    from ..measure import samples
-
-    writer, run = record.Writer(path), record.new_run()
-    writer.request(run, [item.id for item in items])
-    gits = {side: environment.git_state(tree) for side, tree in sides.items()}
-    for outcome in outcomes:
-        for side, git in gits.items():
-            taken = [second for pair in outcome.pairs for second in pair[side == "head"]]
-            method = {"clock": "wall", "interleaved": True, "side": side, "verdict": outcome.verdict}
-            if taken:
-                writer.write(outcome.item.record(git) | {"run": run, "time": samples.summary(taken, method)})
-        if not outcome.pairs:
-            status = "unsupported" if outcome.verdict in ("new", "vanished", "not run") else "error"
-            why = {"status": status, "reason": f"{outcome.verdict}: {outcome.reason}"}
-            writer.write(outcome.item.record(gits["head"]) | {"run": run} | why)
-        yield outcome
 
 
 def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None) -> int:

@@ -26,7 +26,7 @@ ENDS = 5  # points at either end that `drift` compares
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="with --record: records of `run` or `ab`")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="with --record: records of `run`")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--record", type=Path, metavar="DIR", help="append the files' times to the history in DIR")
     what.add_argument("--report", type=Path, metavar="DIR", help="show the history in DIR")

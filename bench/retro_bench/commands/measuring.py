@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,7 @@ def start(arguments: argparse.Namespace, selection: choose.Selection, **more) ->
         torch.set_num_threads(arguments.threads)  # the C++ kernels ask torch for theirs
     from ..measure import runner
 
-    share = math.inf if arguments.exhaustive else 1.0
-    return runner.Run(selection.device, seed=arguments.seed, oracle_share=share, **more)
+    return runner.Run(selection.device, seed=arguments.seed, **more)
 
 
 def planned(selection: choose.Selection) -> list[tuple[Any, str, list[str]]]:
@@ -76,7 +74,7 @@ def walk(
         compile_ahead(selection, limit, bar)
     ops = len({case.op for case, _, _ in work})
     run.pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit, ops, run.begun)
-    effort, share = run.effort, run.oracle_share
+    effort = run.effort
     most = f", at most {limit / 60:.1f} min" if limit else ""
     bar.note(f"about {sum(run.pace.work) / 60:.0f} min on two quiet cores{most}")
     failed = set()
@@ -84,7 +82,7 @@ def walk(
         if run.pace.over():
             break
         run.effort = dataclasses.replace(effort, seconds=effort.seconds * run.pace.share())
-        run.oracle_share = share * run.pace.share()
+        run.oracle_share = run.pace.share()
         bar.step(f"{case.op}/{case.name} {dtype}")
         made = runner.run_case(run, case, dtype, modes, list(choose.contenders(case, selection)))
         for measured in progress.until_interrupted(made):

@@ -121,7 +121,6 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--threads", type=positive, help="use this many CPU threads in torch and the kernels (default: torch's)")
     add("--seed", type=int, help="draw inputs with this seed, e.g. of a record (default: a fresh seed)")
-    add("--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes")
     add("--quiet", action="store_true", help="print no progress")
     text = "limit the time, with less effort per case as it runs short; one case of every op runs in any case"
     add_deadline(parser, text)

@@ -39,19 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=options.positive, default=6, help="most steps away from the committed tile (default 6)")
     options.add_deadline(parser)
     add("--static", action="store_true", help="rank tiles by estimated time, without a GPU")
-    rows = "with --static: rank only these entries of the table"
-    tiles = "with --static: rank these tiles instead of the committed one's neighbours"
-    add("--row", type=options.names, metavar="NAME[,NAME]", help=rows)
-    add("--tiles", type=_tiles, metavar="M/N/WARPS/STAGES[/REGISTERS][,...]", help=tiles)
     add("--machine", default="H200", metavar="GPU", help="with --static: rank tiles for this GPU (default H200)")
     add("--json", type=options.output, metavar="FILE", help="append results to this file; skip what it holds")
     add("--write", action="store_true", help="write the best tiles into the tables")
-
-
-def _tiles(text: str) -> list[dict[str, int]]:
-    names = ("block_m", "block_n", "num_warps", "num_stages", "max_registers")
-    given = [[int(number) for number in tile.split("/")] for tile in text.split(",")]
-    return [dict(zip(names[: max(len(tile), 4)], tile, strict=True)) for tile in given]
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -114,11 +104,11 @@ def _estimated(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str,
     from ..static import tiles
 
     machine = options.machine(arguments)
-    how = {"rounds": arguments.rounds, "kernels": arguments.row, "tiles": arguments.tiles}
     for op, case, dtype in itertools.product(arguments.op, arguments.case, arguments.dtype or ("bfloat16",)):
         if not tiles.rows_of(op, case, dtype, machine.arch):
             raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
-        search = functools.partial(tiles.tune, op, case, dtype, machine, **how, say=say, over=pace.over)
+        how = {"rounds": arguments.rounds, "say": say, "over": pace.over}
+        search = functools.partial(tiles.tune, op, case, dtype, machine, **how)
         yield f"{op}/{case}/{dtype}/{machine.name}", search
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ..measure import choose
 from ..records import environment, record
-from ..registry import CASES, contenders_of
+from ..registry import contenders_of
 from . import gate_statistics
 from .affected import commit
 
@@ -53,14 +53,6 @@ class Item:
     def id(self) -> str:
         return record.identity(self.op, self.backend, self.case, self.dtype, self.mode)
 
-    def record(self, git: dict) -> dict:
-        """Return a record of this measurement without its run and time."""
-        case = CASES.get((self.op, self.case))
-        content = {"name": self.case, **(case.content() if case else {"shape": {}})}
-        names = {name: getattr(self, name) for name in ("op", "backend", "dtype", "mode")}
-        machine = {"environment": environment.environment(), "device": environment.device("cpu")}
-        return record.blank(**names, **machine, role="ours", status="ok", git=git, case=content)
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -85,7 +77,6 @@ class Outcome:
     first: gate_statistics.Ratio | None = None
     second: gate_statistics.Ratio | None = None
     control: gate_statistics.Ratio | None = None
-    pairs: tuple[gate_statistics.Pair, ...] = ()  # seconds of the base and of the head, a pair of processes each
 
 
 def items(selection: choose.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[Item]:
@@ -272,7 +263,7 @@ def judged(once: Callable[[Path, list], Samples], base: Path, head: Path, items:
     def outcome(item, second: gate_statistics.Ratio | None = None) -> Outcome:
         ratio, control = gate_statistics.ratio(first[item]), controls.get(item)
         verdict = gate_statistics.verdict(ratio, second, control) if control else "ok"
-        return Outcome(item, verdict, "", ratio, second, control, tuple(first[item]))
+        return Outcome(item, verdict, "", ratio, second, control)
 
     for item, pairs in take("base against head", head, items):
         if isinstance(pairs, Refusal):

@@ -37,7 +37,7 @@ class Run:
     effort: timing.Effort = field(default_factory=timing.Effort)
     graphs: bool = False  # GPU: time the replay of a CUDA graph
     seed: int | None = None
-    oracle_share: float = 1.0  # part of the oracle's usual budget; infinite: cover every case whole
+    oracle_share: float = 1.0  # part of the oracle's usual budget
     begun: float = field(default_factory=lambda: time.monotonic())
     pace: Pace = field(default_factory=lambda: Pace([]))
     ceilings: dict[str, Any] | None = None

@@ -163,21 +163,17 @@ def tune(bench: Bench, rounds: int, say: Say, over: Callable[[], bool] = lambda:
 
 
 def search(
-    row: dict,
-    trials: Callable[[list[dict]], list[Trial]],
-    rounds: int,
-    gain: float,
-    fresh: Callable[[dict], list[dict]] = neighbours,
+    row: dict, trials: Callable[[list[dict]], list[Trial]], rounds: int, gain: float
 ) -> tuple[list[Trial], Trial]:
-    """Step from a row to the fastest of the rows around it, at most `rounds` times. Return all trials and the best.
+    """Step from a row to the fastest of its neighbours, at most `rounds` times. Return all trials and the best.
 
     trials: of [the centre, *new rows]. A new row may lack a trial. gain: share of the centre's time that a tile must
-    save. fresh: the rows around a row.
+    save.
     """
     tried, found, best = [row], [], None
     for _ in range(rounds):
         centre = row if best is None else best.row
-        new = [other for other in fresh(centre) if other not in tried]
+        new = [other for other in neighbours(centre) if other not in tried]
         tried += new
         first, *others = trials([centre, *new])
         found += others if found else [first, *others]

@@ -17,7 +17,7 @@ from retro_kernels.compile.target import KNOWN
 from retro_kernels.compile.tiles import watched
 
 from ..commands import exits
-from ..measure.tune import Trial, Tuned, in_place, neighbours, search, tile_text
+from ..measure.tune import Trial, Tuned, in_place, search, tile_text
 
 #: share of the estimated time that a tile must save to be kept; the estimate cannot order tiles that are nearer
 #: (`retro-bench estimate --calibration`)
@@ -91,23 +91,17 @@ def tune(
     machine: Machine,
     *,
     rounds: int,
-    kernels: tuple[str, ...] | None,
-    tiles: list[dict[str, int]] | None,
     say: Callable[[str], None],
     over: Callable[[], bool],
     judge: Callable[..., Trial] = judged,
 ) -> Iterator[Tuned]:
-    """Yield every row that serves the case, each as soon as it is tuned.
-
-    kernels: use only the rows of these kernels. tiles: numbers to try instead of a row's neighbours.
-    """
+    """Yield every row that serves the case, each as soon as it is tuned."""
     base = launches_of(op, case, dtype, machine.arch)
     for row in rows_of(op, case, dtype, machine.arch):
-        if over() or (kernels is not None and row["kernel"] not in kernels):
-            continue
+        if over():
+            break
         trials = _trials(op, case, dtype, machine, base, row, say, over, judge)
-        fresh = neighbours if tiles is None else lambda row: [{**row, **tile} for tile in tiles]
-        yield Tuned(op, row, *search(row, trials, rounds if tiles is None else 1, LEAST_GAIN, fresh))
+        yield Tuned(op, row, *search(row, trials, rounds, LEAST_GAIN))
 
 
 def _trials(op, case, dtype, machine, base, row, say, over, judge) -> Callable[[list[dict]], list[Trial]]:
