@@ -17,11 +17,11 @@ def identity(record: dict[str, Any]) -> dict[str, str]:
     fields = {
         "device": device.get("name"),
         "arch": device.get("arch"),
-        "isa": " ".join(map(str, isa)) if isinstance(isa, list) else isa,
+        "isa": None if isa is None else " ".join(isa),
         "cores": environment.get("cores"),
         "caches": device.get("caches"),
         # rounded, because the system reserves another amount at each boot
-        "memory": f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None,
+        "memory": f"{size / GIB:.0f} GiB" if size else None,
         "threads": environment.get("threads"),
         "torch": environment.get("torch"),
     }
