@@ -17,8 +17,7 @@ from tests import trees
 #: without tests that start compilers, other processes or Triton: the library would be preloaded there too
 NATIVE_ONLY = ["-k", "not triton and not compile and not subprocess and not distributed and not fork"]
 SELECTION = ["tests/ops", "tests/model/test_text.py", "tests/model/test_loss.py", *NATIVE_ONLY]
-OPS = ("cpu_infrastructure", "contract", "cpu_topk_chunks", "leaky_average", "cpu_relative_attention")
-OPS += ("cpu_chunked_cross_attention", "merge_attention")
+OPS = ("cpu_infrastructure", "cpu_kernels", "contract", "leaky_average", "merge_attention")
 THREADED = [*(f"tests/ops/test_{name}.py" for name in OPS), "tests/model/test_text.py", *NATIVE_ONLY]
 NATIVE = "avx512bf16,avx512,avx2"
 

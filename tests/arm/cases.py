@@ -6,16 +6,9 @@ from typing import Any
 import torch
 
 from retro_kernels.testing import inputs
-from tests.ops.test_cpu_chunked_cross_attention import CASES as CROSS
+from tests.ops.test_cpu_kernels import CASES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SELF = {
-    "packed": dict(B=1, N=70, S=140, H=2, key_mask=True, causal=True, D=24, E=5),
-    "groups, dropout": dict(B=1, N=9, S=70, H=4, G=2, window=20, dropout_p=0.2),
-    "one key": dict(B=1, N=200, S=1, H=2),
-    "two rows": dict(B=1, N=2, S=300, H=4, G=2, D=24, E=5, causal=True, key_mask=True),
-    "blocks of a window": dict(B=1, N=130, S=140, H=2, E=3, causal=True, window_block=33),
-}
 
 
 def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -33,9 +26,9 @@ def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def every() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (description, op, keyword arguments) of all ops, in every type."""
     for dtype in DTYPES:
-        for name, sizes in CROSS.items():
+        for name, sizes in CASES["chunked_cross_attention"].items():
             yield f"{name}, {dtype}", "chunked_cross_attention", inputs.cross_attention(3, dtype=dtype, **sizes)
-        for name, sizes in SELF.items():
+        for name, sizes in CASES["relative_attention"].items():
             yield f"{name}, {dtype}", "relative_attention", inputs.self_attention(4, dtype=dtype, **sizes)
         for name, op, arguments in small(dtype):
             yield f"{name}, {dtype}", op, arguments

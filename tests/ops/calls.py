@@ -4,6 +4,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
+from retro_kernels.testing import inputs
+
+BUILDERS = {
+    "chunked_cross_attention": inputs.cross_attention,
+    "relative_attention": inputs.self_attention,
+    "relative_logits": inputs.relative_logits,
+    "topk_chunks": inputs.topk,
+    "leaky_average": inputs.leaky,
+    "merge_attention": inputs.merged,
+    "rms_norm": inputs.rms,
+    "cross_entropy": inputs.entropy,
+}
 
 
 class Listener(TorchDispatchMode):

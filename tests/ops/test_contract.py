@@ -21,18 +21,8 @@ from retro_kernels.core import dispatch, operator
 from retro_kernels.core.arguments import CALLS
 from retro_kernels.testing import guard_bands, inputs
 from tests.conftest import COMPILED, INTERPRETER, before_the_kernels, fast_backends, with_backends
-from tests.ops.calls import floats, outputs
+from tests.ops.calls import BUILDERS, floats, outputs
 
-BUILDERS = {
-    "chunked_cross_attention": inputs.cross_attention,
-    "relative_attention": inputs.self_attention,
-    "relative_logits": inputs.relative_logits,
-    "topk_chunks": inputs.topk,
-    "leaky_average": inputs.leaky,
-    "merge_attention": inputs.merged,
-    "rms_norm": inputs.rms,
-    "cross_entropy": inputs.entropy,
-}
 OPTIONS = {
     "chunked_cross_attention": {"B": 1, "N": 6, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
     "relative_attention": {"B": 1, "N": 9, "H": 2, "key_mask": True, "causal": True},

@@ -5,8 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs
-from tests.conftest import INTERPRETER, fast_backends, with_backends
-from tests.ops.same import assert_threads_do_not_show
+from tests.conftest import INTERPRETER, with_backends
 
 NAME = "merge_attention"
 every = pytest.mark.parametrize("backend", [backend for _, backend in with_backends([NAME])])
@@ -80,21 +79,6 @@ def test_weights_of_huge_lses_sum_to_one(backend, size):
     pushed = (out * grads[0]).sum() + (lse * grads[1]).sum()
     pulled = (tangents[0] * douts).sum() + (tangents[1] * dlses).sum()
     torch.testing.assert_close(pushed, pulled, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif("cpu" not in fast_backends(NAME), reason="no CPU kernels here")
-def test_bits_do_not_depend_on_threads():
-    """So many elements that the kernel uses several threads."""
-    assert_threads_do_not_show(NAME, inputs.merged(3, P=3, B=2, N=160, H=4, D=129))
-
-
-@pytest.mark.skipif("cpu" not in fast_backends(NAME), reason="no CPU kernels here")
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_every_instruction_set(name, dtype, kernels):
-    for isa in kernels.supported_isas().split():
-        kernels.set_isa(isa)
-        compare.check(NAME, inputs.merged(3, dtype=dtype, **CASES[name]), "cpu")
 
 
 @every

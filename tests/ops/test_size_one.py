@@ -10,7 +10,7 @@ import torch
 from retro_kernels.core import dispatch
 from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import each_with_each, fast_backends, with_backends
-from tests.ops.test_contract import BUILDERS
+from tests.ops.calls import BUILDERS
 
 #: op -> calls with dimensions of size 1; every dimension is 1 in some call
 SMALL = {

@@ -9,7 +9,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing import inputs
-from tests.ops.test_contract import BUILDERS
+from tests.ops.calls import BUILDERS
 
 
 def strided(t):
