@@ -304,14 +304,59 @@ def _counted(request):
             print("\n" + ", ".join(f"{number} {what}" for what, number in count.items()))
 
 
-def backends(op):
-    return pytest.mark.parametrize("backend", fast_backends(op))
+def of_one(case: dict) -> dict:
+    """Return the call that a case of `relative_attention` describes."""
+    H, G = case.pop("grouping")
+    if not case["causal"]:
+        case["causal_gap"] = 0
+    if case["window"]:
+        case["window_block"] = None
+    if case.pop("each_offset") and case["rel"] != "all":
+        case["query_offset"] = inputs.randint(case["seed"], -20, 170, case["B"])
+    return inputs.self_attention(H=H, G=G, **case)
 
 
-@backends("relative_attention")
-@fuzz
-@given(
-    case=st.fixed_dictionaries(
+def of_chunks(case: dict) -> dict:
+    """Return the call that a case of `chunked_cross_attention` describes."""
+    (H, G), scale, each = (case.pop(name) for name in ("grouping", "scale", "each_start"))
+    case["N"] = min(case["N"], 12 * case["M"])  # a dozen chunks suffice
+    case["query_start"] = min(case["query_start"], 12 * case["M"])
+    kw = inputs.cross_attention(H=H, G=G, **case) | {"scale": scale}
+    return kw | {"query_start": inputs.randint(case["seed"], -5, 100, case["B"])} if each else kw
+
+
+def of_logits(case: dict) -> dict:
+    """Return the call that a case of `relative_logits` describes."""
+    if bounded := case.pop("bounded"):
+        case["rel_start"], case["T"] = bounded
+    return inputs.relative_logits(**case)
+
+
+def of_search(case: dict) -> dict:
+    """Return the call that a case of `topk_chunks` describes.
+
+    Small integers have exact scores in every type, so order and ties can be compared.
+    """
+    if case["causal_gap"] is None:
+        del case["query_offset"]
+    return inputs.topk(integers=True, **case)
+
+
+def of_rows(case: dict) -> dict:
+    """Return the call that a case of `rms_norm` describes. A gradient of few numbers cancels by chance."""
+    if case["B"] * case["N"] * case["D"] < FEW:
+        case["D"] += FEW
+    return inputs.rms(**case)
+
+
+dropout = st.sampled_from([0.0, 0.0, 0.0, 0.3, 0.9])
+scales = st.sampled_from([None, None, 0.01, 1.0])
+rows = {name: common[name] for name in ("seed", "view")} | {"N": few_or_many}  # float32 alone, of one output
+wide = st.one_of(st.integers(1, 80), st.integers(1, 700))
+#: op -> the function that makes a call of a case, and the draws of a case
+DRAWN = {
+    "relative_attention": (
+        of_one,
         common
         | relative
         | dict(
@@ -327,29 +372,12 @@ def backends(op):
             each_offset=st.booleans(),
             key_mask=st.booleans(),
             segments=st.booleans(),
-            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3, 0.9]),
-            scale=st.sampled_from([None, None, 0.01, 1.0]),
-        )
-    )
-)
-def test_relative_attention(backend, case):
-    case = dict(case)
-    H, G = case.pop("grouping")
-    view, upstream, each = (case.pop(n) for n in ("view", "upstream", "each_offset"))
-    if not case["causal"]:
-        case["causal_gap"] = 0
-    if case["window"]:
-        case["window_block"] = None
-    if each and case["rel"] != "all":
-        case["query_offset"] = inputs.randint(case["seed"], -20, 170, case["B"])
-    kw = inputs.self_attention(case.pop("seed"), H=H, G=G, **case)
-    check("relative_attention", backend, kw, view, upstream)
-
-
-@backends("chunked_cross_attention")
-@fuzz
-@given(
-    case=st.fixed_dictionaries(
+            dropout_p=dropout,
+            scale=scales,
+        ),
+    ),
+    "chunked_cross_attention": (
+        of_chunks,
         common
         | relative
         | dict(
@@ -363,29 +391,13 @@ def test_relative_attention(backend, case):
             each_start=st.booleans(),
             gate=st.booleans(),
             mask=st.sampled_from([None, "neighbour", "token"]),
-            scale=st.sampled_from([None, None, 0.01, 1.0]),
+            scale=scales,
             extra_chunks=st.integers(0, 1),
-            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3, 0.9]),
-        )
-    )
-)
-def test_chunked_cross_attention(backend, case):
-    case = dict(case)
-    H, G = case.pop("grouping")
-    view, upstream, each = (case.pop(n) for n in ("view", "upstream", "each_start"))
-    case["N"] = min(case["N"], 12 * case["M"])  # a dozen chunks suffice
-    case["query_start"] = min(case["query_start"], 12 * case["M"])
-    seed, scale = case.pop("seed"), case.pop("scale")
-    kw = inputs.cross_attention(seed, H=H, G=G, **case) | {"scale": scale}
-    if each:
-        kw["query_start"] = inputs.randint(seed, -5, 100, case["B"])
-    check("chunked_cross_attention", backend, kw, view, upstream)
-
-
-@backends("relative_logits")
-@fuzz
-@given(
-    case=st.fixed_dictionaries(
+            dropout_p=dropout,
+        ),
+    ),
+    "relative_logits": (
+        of_logits,
         common
         | dict(
             N=few_or_many,
@@ -396,21 +408,10 @@ def test_chunked_cross_attention(backend, case):
             biases=st.booleans(),
             query_offset=st.integers(-50, 50),
             bounded=st.one_of(st.none(), st.tuples(st.integers(-40, 40), st.integers(1, 40))),
-        )
-    )
-)
-def test_relative_logits(backend, case):
-    case = dict(case)
-    view, upstream, bounded = (case.pop(n) for n in ("view", "upstream", "bounded"))
-    if bounded:
-        case["rel_start"], case["T"] = bounded
-    check("relative_logits", backend, inputs.relative_logits(case.pop("seed"), **case), view, upstream)
-
-
-@backends("topk_chunks")
-@fuzz
-@given(
-    case=st.fixed_dictionaries(
+        ),
+    ),
+    "topk_chunks": (
+        of_search,
         common
         | dict(
             Q=few_or_many,
@@ -423,22 +424,10 @@ def test_relative_logits(backend, case):
             metric=st.sampled_from(["dot", "l2"]),
             causal_gap=st.one_of(st.none(), st.integers(-10, 40)),
             query_offset=st.integers(-20, 150),
-        )
-    )
-)
-def test_topk_chunks(backend, case):
-    """Small integers have exact scores in every type, so order and ties can be compared."""
-    case = dict(case)
-    view, upstream = case.pop("view"), case.pop("upstream")
-    if case["causal_gap"] is None:
-        del case["query_offset"]
-    check("topk_chunks", backend, inputs.topk(case.pop("seed"), integers=True, **case), view, upstream)
-
-
-@backends("leaky_average")
-@fuzz
-@given(
-    case=st.fixed_dictionaries(
+        ),
+    ),
+    "leaky_average": (
+        lambda case: inputs.leaky(**case),
         common
         | dict(
             N=st.one_of(*[few_or_many] * 4, st.integers(1000, 1100)) if LARGE else few_or_many,
@@ -446,52 +435,30 @@ def test_topk_chunks(backend, case):
             D=st.integers(1, 40),
             initial=st.booleans(),
             segments=st.sampled_from([0, 1, 3, 50]),
-        )
-    )
-)
-def test_leaky_average(backend, case):
-    case = dict(case)
-    view, upstream = case.pop("view"), case.pop("upstream")
-    kw = inputs.leaky(case.pop("seed"), **case)
-    check("leaky_average", backend, kw, view, upstream)
-
-
-@backends("merge_attention")
-@fuzz
-@given(
-    case=st.fixed_dictionaries(
-        common
-        | dict(P=st.integers(2, 9), N=few_or_many, H=st.integers(1, 3), D=st.integers(1, 130), dead=st.booleans())
-    )
-)
-def test_merge_attention(backend, case):
-    case = dict(case)
-    view, upstream = case.pop("view"), case.pop("upstream")
-    check("merge_attention", backend, inputs.merged(case.pop("seed"), **case), view, upstream)
-
-
-rows = {name: common[name] for name in ("seed", "view")} | {"N": few_or_many}  # float32 alone, of one output
-WIDE = st.one_of(st.integers(1, 80), st.integers(1, 700))
-#: builder of the arguments, and its draws; the gradient of a norm of one number cancels
-OF_ROWS = {
-    "rms_norm": (
-        inputs.rms,
-        dict(B=st.integers(1, 3), D=WIDE.filter(lambda d: d > 1), eps=st.sampled_from([0.0, 1e-6, 0.1])),
+        ),
     ),
-    "cross_entropy": (inputs.entropy, dict(V=st.integers(1, 3000))),
+    "merge_attention": (
+        lambda case: inputs.merged(**case),
+        common
+        | dict(P=st.integers(2, 9), N=few_or_many, H=st.integers(1, 3), D=st.integers(1, 130), dead=st.booleans()),
+    ),
+    # the gradient of a norm of one number cancels
+    "rms_norm": (
+        of_rows,
+        rows | dict(B=st.integers(1, 3), D=wide.filter(lambda d: d > 1), eps=st.sampled_from([0.0, 1e-6, 0.1])),
+    ),
+    "cross_entropy": (lambda case: inputs.entropy(**case), rows | dict(V=st.integers(1, 3000))),
 }
 
 
-@pytest.mark.parametrize("op, backend", [(op, backend) for op in OF_ROWS for backend in fast_backends(op)])
+@pytest.mark.parametrize("op, backend", [(op, backend) for op in DRAWN for backend in fast_backends(op)])
 @fuzz
 @given(data=st.data())
-def test_ops_of_rows(op, backend, data):
-    builder, drawn = OF_ROWS[op]
-    case = data.draw(st.fixed_dictionaries(rows | drawn))
-    view = case.pop("view")
-    if op == "rms_norm" and case["B"] * case["N"] * case["D"] < FEW:  # a gradient of few numbers cancels by chance
-        case["D"] += FEW
-    check(op, backend, builder(case.pop("seed"), **case), view, "out")
+def test_a_random_call(op, backend, data):
+    build, drawn = DRAWN[op]
+    case = data.draw(st.fixed_dictionaries(drawn))
+    view, upstream = case.pop("view"), case.pop("upstream", "out")
+    check(op, backend, build(case), view, upstream)
 
 
 FLOAT, HALF = (torch.float32, 1e-4), (torch.bfloat16, 0.05)
