@@ -132,30 +132,29 @@ def test_the_interval_comes_from_pairs_not_from_samples():
     assert gate_statistics.verdict(estimate, None, Ratio(1, 1, 1)) == "ok"
 
 
-def test_an_unquiet_control_makes_any_verdict_inconclusive():
-    slow = Ratio(1.2, 1.15, 1.25)
-    for control in (Ratio(1.03, 1.0, 1.05), Ratio(0.97, 0.95, 1.0)):
-        assert gate_statistics.verdict(slow, slow, control) == "inconclusive"
-    assert gate_statistics.verdict(slow, slow, Ratio(1.01, 0.99, 1.02)) == "regression"
+SLOW, QUICK = Ratio(1.2, 1.15, 1.25), Ratio(1.0, 0.99, 1.01)
 
 
-def test_one_batch_alone_never_fails():
-    slow = Ratio(1.2, 1.15, 1.25)
-    assert gate_statistics.verdict(slow, None, Ratio(1, 1, 1)) == "warn"
-    assert gate_statistics.verdict(slow, Ratio(1.01, 0.99, 1.03), Ratio(1, 1, 1)) == "warn"
+@pytest.mark.parametrize(
+    ("first", "second", "control", "verdict"),
+    [
+        (SLOW, SLOW, QUICK, "regression"),
+        (SLOW, SLOW, Ratio(1.01, 0.99, 1.02), "regression"),
+        (SLOW, SLOW, Ratio(1.03, 1.0, 1.05), "inconclusive"),  # equal trees differ
+        (SLOW, SLOW, Ratio(0.97, 0.95, 1.0), "inconclusive"),
+        (SLOW, None, QUICK, "warn"),  # one batch alone never fails
+        (SLOW, QUICK, QUICK, "warn"),
+        (QUICK, SLOW, QUICK, "ok"),
+        (Ratio(1.2, 1.0, 1.4), SLOW, QUICK, "ok"),  # the interval holds 1
+    ],
+)
+def test_two_slow_batches_beside_a_quiet_control_fail(first, second, control, verdict):
+    assert gate_statistics.verdict(first, second, control) == verdict
 
 
 def test_slow_spikes_of_the_machine_do_not_move_the_estimate():
     base = [1.0, 1.0, 9.0, 1.0, 1.0]
     assert gate_statistics.pair_ratio((base, [1.0, 1.0, 1.0, 1.0, 30.0])) == 1.0
-
-
-def test_two_slow_batches_fail_and_neither_alone():
-    slow, quick, control = Ratio(1.2, 1.1, 1.3), Ratio(1.0, 0.99, 1.01), Ratio(1.0, 0.99, 1.01)
-    assert gate_statistics.verdict(slow, slow, control) == "regression"
-    assert gate_statistics.verdict(quick, slow, control) == "ok"
-    assert gate_statistics.verdict(slow, quick, control) == "warn"
-    assert gate_statistics.verdict(Ratio(1.2, 1.0, 1.4), slow, control) == "ok"  # the interval holds 1
 
 
 def test_the_interval_leaves_the_same_share_out_at_both_ends(monkeypatch):

@@ -36,19 +36,8 @@ with open(path, "ab", buffering=0) as f:
     time.sleep(60)
 """
 RUN = ["run", "--device", "cpu", "--quiet", "--op", "leaky_average", "--backend", "reference", "--baselines", "none"]
-RUN += [
-    "--case",
-    "mosaics",
-    "--no-ceilings",
-    "--dtype",
-    "float32",
-    "--samples",
-    "1",
-    "--seconds",
-    "0",
-    "--threads",
-    "1",
-]
+RUN += ["--case", "mosaics", "--no-ceilings", "--dtype", "float32", "--samples", "1", "--seconds", "0"]
+RUN += ["--threads", "1"]
 
 
 @pytest.fixture

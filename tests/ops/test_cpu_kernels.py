@@ -78,6 +78,9 @@ CASES = {
         "decays of 0, a half and 0.99, time is cut": dict(B=1, H=3, decay=[0.0, 0.5, 0.99], N=2100),
     },
 }
+CASES["rms_norm"] = {  # eps matters
+    str(shape): dict(zip("BND", shape), eps=0.1) for shape in ((1, 300, 384), (5, 65, 67), (17, 3, 1001), (1, 1, 1))
+}
 #: what narrow types change in a running sum: how a vector and its tail are loaded and stored
 NARROW = ("small", "lanes of two strips")
 
@@ -89,7 +92,7 @@ NARROW = ("small", "lanes of two strips")
         (op, name, dtype)
         for op, cases in CASES.items()
         for name in cases
-        for dtype in (TYPES if op != "leaky_average" or name in NARROW else TYPES[:1])
+        for dtype in (TYPES if op not in ("leaky_average", "rms_norm") or name in NARROW else TYPES[:1])
     ],
     ids=str,
 )

@@ -13,16 +13,8 @@ CALLS = """
 import torch
 import retro_kernels as rk
 from retro_kernels.core import dispatch
-from retro_kernels.testing import inputs
+from tests.ops.calls import BUILDERS
 
-BUILDERS = {
-    "chunked_cross_attention": inputs.cross_attention,
-    "relative_attention": inputs.self_attention,
-    "relative_logits": inputs.relative_logits,
-    "topk_chunks": inputs.topk,
-    "leaky_average": inputs.leaky,
-    "merge_attention": inputs.merged,
-}
 for op in dispatch.OPS:
     if dispatch.exists(op, "triton"):
         kw = BUILDERS[op](1, dtype=torch.bfloat16)
