@@ -91,13 +91,15 @@ def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypa
     assert "tiny  float32  fwd   reference" in capsys.readouterr().out
 
 
-def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["profile", "run"])
+def test_times_of_a_throttled_clock_are_not_recorded(tiny, tmp_path, monkeypatch, capsys, command):
     monkeypatch.setattr(ceilings, "measure", lambda device: None)
     monkeypatch.setattr(environment, "throttled", lambda device: "heat, by the hardware")
-    assert retro_bench.main([*PROFILE, "--json", str(tmp_path / "a.jsonl")]) == 3
+    path, words = tmp_path / "a.jsonl", [command, *PROFILE[1:]]
+    assert retro_bench.main([*words, "--json", str(path)]) == 3
     said = capsys.readouterr()
-    assert "heat, by the hardware" in said.err and not said.out
-    assert not [one for one in record.read(tmp_path / "a.jsonl") if one["time"]]
+    assert "throttled (heat, by the hardware)" in said.err and not said.out
+    assert not any(one["time"] for one in record.read(path))
 
 
 def test_a_profile_that_is_interrupted_keeps_its_records(tiny, tmp_path, monkeypatch):
@@ -158,18 +160,11 @@ def test_a_fault_of_the_harness_is_no_verdict(tiny, monkeypatch, capsys):
 
 
 def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
-    assert retro_bench.main(["list", "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    assert all(
-        name in out for name in ("chunked_cross_attention", "topk_chunks", "leaky_average", "relative_logits", "tiny")
-    )
-    assert "flex" in out and "runs on cuda only" in out
-
-
-def test_a_backend_without_a_kernel_for_an_op_is_not_a_contender(capsys):
     """Only topk_chunks has kernels in CUDA C++, and rms_norm has none for GPUs."""
     assert retro_bench.main(["list", "--device", "cpu"]) == 0
     parts = {part.split("\n")[0]: part for part in capsys.readouterr().out.split("\n\n")[1:]}
+    assert set(parts) == set(retro_bench.OPERATORS) and "tiny" in parts["relative_attention"]
+    assert "flex" in parts["relative_attention"] and "runs on cuda only" in parts["relative_attention"]
     assert " cuda " in parts["topk_chunks"] and sum("ours      cuda " in part for part in parts.values()) == 1
     assert "triton" not in parts["rms_norm"] and "ours      cpu " in parts["merge_attention"]
 
@@ -206,16 +201,6 @@ def test_registered_names_are_checked(tables):
     with pytest.raises(ValueError, match="case 'a': leaky_average needs 'H' in its shape"):
         retro_bench.register(retro_bench.Case("leaky_average", "a", {"B": 1, "N": 8}, "a test"))
     assert not {key for key in (*retro_bench.CASES, *retro_bench.CONTENDERS) if key[1] in ("a", "a/b", "mine")}
-
-
-def test_the_old_names_of_an_op_are_refused(tables, capsys):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'kernel'"):
-        retro_bench.Contender(kernel="relative_attention", name="mine", function=baselines.eager)
-    mine = retro_bench.Contender("relative_attention", "mine", baselines.eager, role="kernel")
-    with pytest.raises(ValueError, match="unknown role, kernel; known: baseline, ours, reference"):
-        retro_bench.register(mine)
-    assert retro_bench.main(["list", "--device", "cpu", "--kernel", "leaky_average"]) == 4
-    assert "--kernel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["static", "emulate", "estimate", "tune --static --op topk_chunks --case wide"])

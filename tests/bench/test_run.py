@@ -44,13 +44,6 @@ def test_run_checks_times_and_records(tiny, tmp_path, capsys):
     assert "tiny" in capsys.readouterr().out
 
 
-def test_times_of_a_throttled_clock_are_not_recorded(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(environment, "throttled", lambda kind: "heat, by the hardware")
-    code, records = run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
-    assert code == 3 and not any(record["time"] for record in records)
-    assert "throttled (heat, by the hardware)" in capsys.readouterr().err
-
-
 def test_a_kernel_that_is_wrong_by_a_part_in_ten_thousand_fails_and_is_not_timed(tiny, tmp_path):
     retro_bench.register(wrong(1.0001))
     code, records = run(tmp_path / "a.jsonl", "--backend", "mine")

@@ -27,9 +27,10 @@ OPTIONS = {
     "chunked_cross_attention": {"B": 1, "N": 6, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
     "relative_attention": {"B": 1, "N": 9, "H": 2, "key_mask": True, "causal": True},
     "topk_chunks": {"docs": True, "mask": True, "causal_gap": 1, "query_offset": 9},
-    "leaky_average": {"B": 1, "N": 9},
+    "leaky_average": {"B": 1, "N": 9, "segments": 3},
+    "merge_attention": {"B": 1, "dead": True},
 }
-SMALL = {op: functools.partial(build, 1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
+SMALL = {op: functools.partial(build, seed=1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
 EVERY = with_backends(dispatch.OPS)
 every = pytest.mark.parametrize("op, backend", EVERY)
 
@@ -193,7 +194,7 @@ def test_empty_inputs(op, backend):
     for name in floats(kw):  # batch 0 in every tensor
         if (kw[name].dim() >= 3 and name != "rel_key") or op == "cross_entropy":
             kw[name] = kw[name][:, :0] if op == "merge_attention" else kw[name][:0]
-    kw = {n: v[:0] if n.endswith(("mask", "doc", "target")) else v for n, v in kw.items()}
+    kw = {n: v[:0] if n.endswith(("mask", "doc", "segment", "target")) else v for n, v in kw.items()}
     kw = inputs.differentiable(kw)
     loss = total(op, kw, backend)
     loss.backward()

@@ -22,16 +22,11 @@ from retro_kernels.core.arguments import CALLS as CLASSES
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 from tests.ops.calls import outputs
+from tests.ops.test_contract import SMALL
 
 MOST_FUNCTIONS = 30  # functions of the package in a repeated call of a layout, apart from functions of `extensions`
 pytestmark = pytest.mark.skipif(INTERPRETER, reason="of calls on the CPU")
-CALLS = {
-    "relative_attention": lambda seed: inputs.self_attention(seed, causal=True, key_mask=True),
-    "chunked_cross_attention": lambda seed: inputs.cross_attention(seed, gate=True, mask="token"),
-    "relative_logits": lambda seed: inputs.relative_logits(seed),
-    "topk_chunks": lambda seed: inputs.topk(seed, docs=True),
-    "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
-}
+OPS = ("relative_attention", "chunked_cross_attention", "relative_logits", "topk_chunks", "leaky_average")
 
 
 def entries(op: str, part: str | None = None) -> list[tuple]:
@@ -56,9 +51,9 @@ def tensors_in(value) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", OPS)
 def test_the_memo_holds_no_tensor(op):
-    kw = inputs.differentiable(CALLS[op](1))
+    kw = inputs.differentiable(SMALL[op]())
     out = outputs(op, kw)[0]
     out.where(out.isfinite(), 0).sum().backward()
     assert entries(op, "backward") and not tensors_in(layouts._MEMO)
@@ -173,9 +168,9 @@ def entered(run) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", OPS)
 def test_a_warm_call_enters_few_functions(op):
-    plain, leaves = CALLS[op](1), inputs.differentiable(CALLS[op](1))
+    plain, leaves = SMALL[op](), inputs.differentiable(SMALL[op]())
     for kw in (plain, leaves):
         for _ in range(2):
             out = outputs(op, kw)[0]
@@ -187,10 +182,10 @@ def test_a_warm_call_enters_few_functions(op):
     assert len(found) <= MOST_FUNCTIONS, found
 
 
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", OPS)
 def test_tensors_that_are_computed_when_they_are_read(op):
     """A tensor with a pending negation, and one of zeros without memory, as an input and as an upstream gradient."""
-    kw = CALLS[op](1)
+    kw = SMALL[op]()
     name = "x" if op == "leaky_average" else "query"
     for lazy, plain in (
         (torch._neg_view(kw[name]), -kw[name]),

@@ -14,20 +14,9 @@ from retro_kernels.compile import tiles
 from retro_kernels.testing import inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends, with_backends
 from tests.ops.calls import Listener, floats, outputs
+from tests.ops.test_contract import SMALL
 
-CALLS = {
-    "chunked_cross_attention": lambda seed: inputs.cross_attention(
-        seed, B=1, N=5, M=3, K=2, R=4, H=2, mask="token", gate=True
-    ),
-    "relative_attention": lambda seed: inputs.self_attention(seed, B=1, N=5, H=2, causal=True, key_mask=True),
-    "relative_logits": lambda seed: inputs.relative_logits(seed, B=1, N=5, H=2, key_len=6),
-    "merge_attention": lambda seed: inputs.merged(seed, B=1, dead=True),
-    "topk_chunks": lambda seed: inputs.topk(seed, B=1, docs=True),
-    "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=9, segments=3),
-    "rms_norm": lambda seed: inputs.rms(seed),
-    "cross_entropy": lambda seed: inputs.entropy(seed),
-}
-EVERY = with_backends(CALLS)
+EVERY = with_backends(SMALL)
 every = pytest.mark.parametrize("op, backend", EVERY)
 
 
@@ -56,7 +45,7 @@ def same(op, kw, backend, wanted=()) -> None:
 @every
 def test_other_values_at_other_addresses(op, backend):
     for seed in range(2 if INTERPRETER or COMPILED else 5):
-        kw = CALLS[op](seed)
+        kw = SMALL[op](seed=seed)
         same(op, kw, backend)
         same(op, kw, backend, floats(kw))
 
@@ -64,11 +53,11 @@ def test_other_values_at_other_addresses(op, backend):
 @every
 def test_gradients_of_other_inputs(op, backend):
     """One layout's backward pass for a few inputs, then more, then others: each call gets its own gradients."""
-    names = floats(CALLS[op](0))
+    names = floats(SMALL[op](seed=0))
     subsets = [(name,) for name in names] + [tuple(names), *itertools.combinations(names[::-1], 2), tuple(names[:1])]
     for seed, wanted in enumerate(subsets[:: 9 if INTERPRETER or COMPILED else 1]):
         for again in range(2 if INTERPRETER or COMPILED else 3):
-            same(op, CALLS[op](10 * seed + again), backend, wanted)
+            same(op, SMALL[op](seed=10 * seed + again), backend, wanted)
 
 
 #: layouts of a gradient: contiguous, last two dimensions transposed, every second number of a larger tensor
@@ -82,7 +71,7 @@ LAID_OUT = (
 @every
 def test_upstream_gradients_of_other_strides(op, backend):
     """The same values in several layouts, each with its own backward pass."""
-    kw = CALLS[op](1)
+    kw = SMALL[op](seed=1)
     for name in (wanted := floats(kw)):
         kw[name].requires_grad_()
     out = outputs(op, kw, backend)[0]
@@ -105,7 +94,7 @@ ROWS = (
 def test_inputs_of_other_strides(op, backend):
     """The same shapes in several layouts."""
     for seed, lay in enumerate(ROWS * 2):
-        kw = {n: lay(v) if isinstance(v, torch.Tensor) else v for n, v in CALLS[op](seed).items()}
+        kw = {n: lay(v) if isinstance(v, torch.Tensor) else v for n, v in SMALL[op](seed=seed).items()}
         same(op, kw, backend)
 
 
@@ -214,16 +203,16 @@ def test_a_position_that_another_argument_follows(backend):
 @pytest.mark.parametrize("op", ["relative_attention", "leaky_average"])
 def test_calls_renew_what_followed_from_a_tile_table(op):
     """A call inside `replaced` uses the new rows, and a call after it the old, after any number of calls."""
-    wanted = floats(CALLS[op](1))
+    wanted = floats(SMALL[op](seed=1))
 
     def rows():
         with tiles.watched() as seen:
-            results(op, CALLS[op](1), "triton", wanted)
+            results(op, SMALL[op](seed=1), "triton", wanted)
         return [row for _, row in seen]
 
     def repeat():
         for seed in range(3):
-            results(op, CALLS[op](seed), "triton", wanted)
+            results(op, SMALL[op](seed=seed), "triton", wanted)
 
     repeat()
     before = rows()
