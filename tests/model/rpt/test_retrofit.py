@@ -104,8 +104,6 @@ def test_generates(kind):
             for _ in range(9):
                 want = torch.cat([want, model(want, **options)[:, -1:].argmax(-1)], 1)
             assert torch.equal(text, want[0])
-    with pytest.warns(UserWarning, match=r"generate: .* without retrieval.*retro_model\.generate"):
-        model.decoder.generate(prompts[0][None], max_new_tokens=1)
 
 
 def test_our_own_decoder():
