@@ -163,7 +163,6 @@ class EncoderEmbedder:
             or an object with them as `last_hidden_state`. It is put in evaluation mode.
         prepare: (chunks [n,M], lengths [n]) -> (input_ids, attention_mask); None: the chunks themselves.
         batch: chunks encoded together.
-        unit: normalise embeddings to unit length, so that `DenseSearcher.similarity` is a cosine; not in the paper.
         device: device that the encoder moves to at the first call, which may be in an executor's worker; None: stay.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.3.
@@ -175,17 +174,16 @@ class EncoderEmbedder:
         *,
         prepare: Callable | None = None,
         batch: int = 64,
-        unit: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        self.encoder, self.prepare, self.batch, self.unit = encoder.eval(), prepare or _unchanged, batch, unit
+        self.encoder, self.prepare, self.batch = encoder.eval(), prepare or _unchanged, batch
         self.device = next(encoder.parameters()).device
         one = torch.ones(1, 1, dtype=torch.int64)
         self.dim = self._mean(one - 1, one).shape[1]
         digest = hashlib.sha256()
         for key, value in encoder.state_dict().items():
             digest.update(key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        self.name = f"{type(encoder).__name__}-mean{'-unit' * unit}-{digest.hexdigest()[:16]}"
+        self.name = f"{type(encoder).__name__}-mean-{digest.hexdigest()[:16]}"
         self.device = self.device if device is None else torch.device(device)
 
     def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -204,8 +202,7 @@ class EncoderEmbedder:
         hidden = self.encoder(input_ids=ids, attention_mask=mask)
         hidden = getattr(hidden, "last_hidden_state", hidden)
         weight = mask.to(hidden.dtype).unsqueeze(-1)
-        mean = ((hidden * weight).sum(1) / weight.sum(1).clamp(min=1)).float()
-        return torch.nn.functional.normalize(mean, dim=-1) if self.unit else mean
+        return ((hidden * weight).sum(1) / weight.sum(1).clamp(min=1)).float()
 
 
 def retokenized(decode: Callable, tokenizer, max_length: int = 512) -> Callable:

@@ -73,16 +73,13 @@ def _listed(names: list[str], between: str = ", ") -> str:
     return between.join([*map(printable, names[:SHOWN]), *more])
 
 
-def find_texts(
-    where: Iterable[str | Path], *, leave: Collection[str] = (), left_out: LeftOut | None = None
-) -> list[Path]:
+def find_texts(where: Iterable[str | Path], *, left_out: LeftOut | None = None) -> list[Path]:
     """Return the files that are named, match a pattern with * or **, or lie in a folder and have one of `SUFFIXES`.
 
     A file that several links lead to is returned once, and links that form a loop are followed once.
 
     Args:
         where: names of files and folders, and patterns.
-        leave: names of files and folders to leave out.
         left_out: receives everything that cannot be read and the files of other kinds; None: the first link to nothing,
             device or pipe raises an error.
 
@@ -94,7 +91,7 @@ def find_texts(
     for entry in where:
         folder = Path(entry).is_dir()
         names = sorted(_files_below(Path(entry), reports) if folder else _matches(str(entry)))
-        for path in (name for name in names if not {*name.parts} & {*leave}):
+        for path in names:
             if folder and kind_of(path) not in SUFFIXES:
                 reports.others[path.suffix] += 1
             elif not path.is_file():

@@ -10,6 +10,7 @@ for step in range(settings.steps):
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -98,17 +99,25 @@ class Lessons:
 
 
 def make_optimizer(
-    model: nn.Module, settings: Settings, lessons: Lessons, kind: str = "adabelief"
+    model: nn.Module,
+    settings: Settings,
+    lessons: Lessons,
+    kind: str = "adabelief",
+    rates: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
     """Return AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in groups of their own.
 
     Call it after the model is sharded.
+    rates: prefix of parameters' names -> learning rate as a multiple of the others', e.g. {"embedding.": 3.0}.
     """
     if kind not in OPTIMIZERS:
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
-    retriever, scales = getattr(getattr(model, "module", model), "retriever", None), {}
+    plain = getattr(model, "module", model)
+    retriever, scales = getattr(plain, "retriever", None), {}
+    for start, scale in (rates or {}).items():
+        scales |= {id(p): scale for name, p in plain.named_parameters() if name.startswith(start)}
     if retriever is not None:
-        scales = dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)
+        scales |= dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)
     groups = []
     for group in parameter_groups(model, settings.weight_decay):
         for scale in sorted({scales.get(id(p), 1.0) for p in group["params"]}):
