@@ -1,18 +1,23 @@
-"""Retrofit by the decoder's own attention, against one softmax over own and neighbours' keys (`joint.py`)."""
+"""Retrofit by the decoder's own attention, with and without a prefix in front of every text and neighbour, against one
+softmax over all keys (`joint.py`).
+"""
 
+import contextlib
 import copy
 import functools
 import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from retro_model import evaluation
 from retro_model.generation import generate
 from retro_model.retrofit import own as own_module
 from retro_model.retrofit import retrofit
-from tests.model import decoders, joint
+from tests.model import decoders, joint, toys
 
 transformers = pytest.importorskip("transformers")
 
@@ -70,7 +75,9 @@ DECODERS = {
     "GPT2 by layer": dict(n_positions=64, scale_attn_by_inverse_layer_idx=True),
     "GPTNeoX": dict(rotary_pct=0.5),
 }
+PREFIX = (1, 17, 4, 33, 9)
 CONFIGS = {"Gemma3": "Gemma3Text"}
+CACHED = ("Llama", "Mistral window", "Gemma3", "SmolLM3 window", "StableLm", "GPT2", "GPTNeoX")
 every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
@@ -105,22 +112,22 @@ def own(name: str, trained: bool = True, **changes):
 
 
 def joint_logits(before, model, tokens, neighbours, mask, **changes):
-    options = dict(bias=model.bias, scale=model.scale, chunk_len=M, sink=1)
-    options |= {"layers": list(model.config.cca_layers), "second_look": model.config.second_look}
+    options = dict(bias=model.bias, scale=model.scale, layers=list(model.config.cca_layers), chunk_len=M, sink=1)
+    options |= {"second_look": model.config.second_look}
+    options["prefix"] = torch.tensor(model.config.prefix) if model.config.prefix else None
     return torch.stack([joint.logits(before, *row, **options | changes) for row in zip(tokens, neighbours, mask)])
 
 
-def assert_steps_equal_the_whole(model, steps=(6, 1, 1, 5, N - 13)):
-    """Check a text that is read with a cache, some tokens at a time."""
-    tokens, neighbours, mask = batch()
-    got = decoders.in_steps(model, steps, tokens, neighbours, mask)
-    torch.testing.assert_close(got, model(tokens, neighbours, neighbour_mask=mask), rtol=0, atol=1e-11)
-
-
-@every_decoder
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        *((name, {"prefix": prefix}) for name in DECODERS for prefix in ((), PREFIX)),
+        ("Llama", {"prefix": PREFIX, "cca_layers": (2,)}),  # the other layers attend the prefix too
+    ],
+)
 @torch.no_grad()
-def test_equals_one_softmax_over_own_and_neighbours_keys(name):
-    before, model = own(name)
+def test_equals_one_softmax_over_own_and_neighbours_keys(name, options):
+    before, model = own(name, **options)
     tokens, neighbours, mask = batch()
     got = model(tokens, neighbours, neighbour_mask=mask)
     close = 1e-5 if "eager" in name else 1e-12  # the library's eager softmax is float32 in every type
@@ -285,11 +292,20 @@ def test_states_that_autocast_read_serve_autocast_alone():
     assert reads == [len(neighbours[mask.any(-1)].unique(dim=0))] * 3
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral window", "Gemma3", "SmolLM3 window", "StableLm", "GPT2", "GPTNeoX"])
-@pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=str)
+@pytest.mark.parametrize(
+    "name, steps, prefix",
+    [
+        *((name, steps, ()) for name in CACHED for steps in ([1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1])),
+        *((name, [6, 1, 1, 5, N - 13], PREFIX) for name in ("Llama", "GPT2", "Mistral window")),
+    ],
+    ids=str,
+)
 @torch.no_grad()
-def test_decoding_with_a_cache_equals_the_whole(name, steps):
-    assert_steps_equal_the_whole(own(name)[1], steps)
+def test_decoding_with_a_cache_equals_the_whole(name, steps, prefix):
+    _, model = own(name, prefix=prefix)
+    given = batch()
+    got = decoders.in_steps(model, steps, *given)
+    torch.testing.assert_close(got, model(*given[:2], neighbour_mask=given[2]), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX"])
@@ -386,14 +402,16 @@ def test_other_decoders_are_refused_by_name(name):
         retrofit(decoder, neighbours="own")
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}
 LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 UNSERVED = {
     "soft cap": ("Gemma2 eager", dict(attn_logit_softcapping=50.0), "attn_logit_softcapping=None; got 50.0"),
     "both directions": ("Gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention=False"),
     "not causal": ("Llama", dict(is_causal=False), "is_causal=True; got False"),
+    "dynamic": ("Llama", dict(rope_parameters=DYNAMIC), "rotary positions whose frequencies are fixed; got 'dynamic'"),
     "by layer": (
         "Gemma3",
-        dict(rope_parameters={FULL: {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}, WINDOW: YARN}),
+        dict(rope_parameters={FULL: DYNAMIC, WINDOW: YARN}),
         "whose frequencies are fixed; got 'dynamic'",
     ),
     "longrope": (
@@ -437,14 +455,69 @@ def test_errors_name_the_argument():
     refused("rank: ", rank=-1)
     refused("sink_token: expected an int <= 49; got 50", sink_token=V)
     refused("unexpected keyword argument 'encoder_layers'", TypeError, encoder_layers=1)
-    decoder = make("Llama")
-    decoder.config.rope_parameters["rope_type"] = "dynamic"
-    with pytest.raises(
-        ValueError, match="decoder: expected rotary positions whose frequencies are fixed; got 'dynamic'"
-    ):
-        retrofit(decoder, neighbours="own")
     _, model = own("Llama")
     tokens, neighbours, mask = batch()
     with pytest.raises(ValueError, match=r"neighbours: expected \[B,L,K,R\] with L >= N//chunk_len = 4"):
         model(tokens, neighbours[:, :2])
     decoders.assert_wrong_input_is_named(model, tokens, neighbours, mask)
+
+
+def test_scores_are_the_same_and_the_neighbours_of_overlapping_windows_are_read_once():
+    _, model = own("Llama")
+    found = np.random.default_rng(0).integers(0, 30, (12, 2))
+    store, database = toys.random_store(12, 4), toys.Database(toys.random_store(31, 4, seed=1))
+    sizes, reads = {"window": 12, "stride": 4, "batch_size": 1}, count_reads(model)
+    scores = evaluation.score(model, store, found, database, **sizes)
+    once = sum(reads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "keeping", lambda _: contextlib.nullcontext())
+        apart = evaluation.score(model, store, found, database, **sizes)
+    np.testing.assert_allclose(scores.nats, apart.nats, rtol=1e-12)
+    assert once <= len(np.unique(found)) < sum(reads) - once
+    assert not model.keeps
+
+
+@torch.no_grad()
+def test_a_copy_has_a_cache_of_its_own():
+    _, model = own("Llama")
+    tokens, neighbours, mask = batch()
+    with model.keeping() as kept:
+        want = model(tokens, neighbours, neighbour_mask=mask)
+        copied = copy.deepcopy(model)
+        assert len(kept) and not len(copied._kept)
+        assert torch.equal(copied(tokens, neighbours, neighbour_mask=mask), want)
+
+
+@every_decoder
+@torch.no_grad()
+def test_without_neighbours_the_text_continues_the_prefix(name):
+    before, model = own(name, prefix=torch.tensor(PREFIX))
+    tokens = batch()[0]
+    whole = torch.cat([torch.tensor(PREFIX).expand(len(tokens), -1), tokens], 1)
+    close = 1e-5 if "eager" in name else 1e-12
+    torch.testing.assert_close(model(tokens), before(whole).logits[:, len(PREFIX) :], rtol=0, atol=close)
+
+
+@torch.no_grad()
+def test_a_changed_weight_reads_the_prefix_again():
+    _, model = own("Llama", prefix=PREFIX)
+    tokens = batch()[0]
+    first = model.prefix_states()
+    assert model.prefix_states() is first
+    model.decoder.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
+    fresh = retrofit(copy.deepcopy(model.decoder), neighbours="own", chunk_len=M, neighbour_len=R, prefix=PREFIX)
+    assert torch.equal(model(tokens), fresh(tokens))
+
+
+def test_wrong_prefixes_are_named():
+    for prefix, message in (
+        ((1, V), f"prefix: expected an int <= {V - 1}; got {V}"),
+        ((1, 2.5), "prefix: expected an int"),
+        ([1] * 64, "prefix: expected at most 63 tokens"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            retrofit(make("GPT2"), neighbours="own", chunk_len=M, neighbour_len=R, prefix=prefix)
+    _, model = own("GPT2", prefix=PREFIX)
+    assert model.config.max_len == 64 - len(PREFIX) and model.config.to_dict()["prefix"] == list(PREFIX)
+    with pytest.raises(ValueError, match="tokens"):
+        model(torch.ones(1, 60, dtype=torch.int64), torch.ones(1, 15, K, R, dtype=torch.int64))

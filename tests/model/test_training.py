@@ -1,4 +1,4 @@
-"""Schedule, parameter groups, data order and the training step."""
+"""Schedule, parameter groups, data order, the training step and its progress bar."""
 
 import contextlib
 import itertools
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from retro_model import training
+from retro_model.base import progress
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from retro_model.training import step
@@ -339,3 +340,19 @@ def test_gradients_are_synchronised_in_the_last_part_alone(kind):
         with step._synchronise(model, last):
             noted.append(now[0])
     assert noted == [False, False, True]
+
+
+def test_training_says_how_far_it_is(capsys):
+    with progress.training("RETRO", 100) as report:
+        for step in range(100):
+            report(step, {"loss": 2.0, "tokens": 10, "waiting": 0.5})
+    bars = capsys.readouterr().err.split("\r")
+    assert len(bars) < 5 and "RETRO: 100%" in bars[-1] and "100/100" in bars[-1]  # a file gets a bar every 10 seconds
+    assert "loss 2.000" in bars[-1] and "tokens/s" in bars[-1] and "50% waiting for data" in bars[-1]
+
+
+def test_scoring_says_so_too(capsys):
+    with progress.counting("scoring") as report:
+        report(3, 7)
+        report(7, 7)
+    assert "scoring: 100%" in (said := capsys.readouterr().err) and "7/7" in said

@@ -3,6 +3,8 @@ to the model's own.
 """
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -214,3 +216,38 @@ def test_its_own_words_are_not_scored(paths):
     assert reading.to_dict()["bits_per_byte"] is None and reading.extra["prompt_tokens"] > 1
     with pytest.raises(ValueError, match="question: expected a model that was taught to answer"):
         reader.answer("What is a harbour?", Options())
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def folder_of_nothing(path):
+    path.unlink()
+    path.mkdir()
+
+
+def half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("change", [pipe, link, folder_of_nothing, half])
+def test_each_file_of_a_model_folder(tmp_path, change):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    folders.retro(whole)
+    names = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
+    assert len(names) > 8
+    for number, name in enumerate(names):
+        changed = shutil.copytree(whole, tmp_path / str(number))
+        change(changed / name)
+        with pytest.raises((FileNotFoundError, ValueError), match=str(changed)):
+            reader = open_folder(changed)
+            reader.score(reader.passage(0), Options())
