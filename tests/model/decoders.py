@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from retro_model.base.checks import RETRIEVED
+from tests.model import toys
 
 transformers = pytest.importorskip("transformers")
 
@@ -20,15 +21,28 @@ def gpt2(vocab: int, layers: int, *, width: int = 32, longest: int = 64):
     return transformers.GPT2LMHeadModel(config)
 
 
+def lora(decoder, targets=("q_proj", "v_proj"), **options):
+    """Return the decoder with adapters of rank 2 that change its outputs."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    options = {"init_lora_weights": False, "task_type": "CAUSAL_LM"} | options
+    return peft.get_peft_model(decoder, peft.LoraConfig(r=2, target_modules=list(targets), **options))
+
+
+def trainer(model, folder, **options):
+    """Return the library's Trainer for steps on the CPU, of two rows each; options of the arguments and the Trainer."""
+    pytest.importorskip("accelerate")
+    theirs = {name: options.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in options}
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    arguments = transformers.TrainingArguments(
+        folder, per_device_train_batch_size=2, learning_rate=1e-2, **quiet, **options
+    )
+    return transformers.Trainer(model, arguments, **theirs)
+
+
 def in_steps(model, steps, tokens, *found):
     """Return the logits of two texts that are decoded with a cache, some tokens at a time."""
-    cache, parts, at, chunk = model.make_cache(2), [], 0, 0
-    for step in steps:
-        here = slice(chunk, chunk + cache.completes(step))
-        inputs = {name: t[:, here] for name, t in zip(RETRIEVED, found)} if here.stop > here.start else {}
-        parts.append(model(tokens[:, at : at + step], **inputs, cache=cache))
-        at, chunk = at + step, here.stop
-    return torch.cat(parts, 1)
+    return toys.in_blocks(model, model.make_cache(2), tokens, steps, given=dict(zip(RETRIEVED, found)))
 
 
 def assert_greedy(model, retrieve, prompts, texts, chunk_len: int) -> None:

@@ -5,24 +5,17 @@ import torch
 
 from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model.retro.cache import RetroCache
-from tests.model import tiny
+from tests.model import tiny, toys
 
 M = 4
 EXACT = tolerances.FLOOR[torch.float64]
 
 
 def decoded(model, cache, tokens, neighbours, mask, blocks, first=0):
-    """Return logits of `tokens` from `first` on, fed block by block with the neighbours that each block completes."""
-    outs = []
-    for count in blocks:
-        chunks = slice(first // M, (first + count) // M)
-        inputs = {}
-        if neighbours is not None and chunks.stop > chunks.start:
-            inputs = {"neighbours": neighbours[:, chunks], "neighbour_mask": None if mask is None else mask[:, chunks]}
-        assert cache.completes(count) == chunks.stop - chunks.start
-        outs.append(model(tokens[:, first : first + count], cache=cache, **inputs))
-        first += count
-    return torch.cat(outs, 1)
+    """Return logits of `tokens` from `first` on, block by block."""
+    given = {"neighbours": neighbours, "neighbour_mask": mask}
+    given = {name: t for name, t in given.items() if t is not None}
+    return toys.in_blocks(model, cache, tokens, blocks, first=first, given=given)
 
 
 @pytest.mark.parametrize(
@@ -44,20 +37,16 @@ def test_other_shapes(changes):
     model = tiny.model(dtype=torch.float64, **changes)
     tokens, neighbours, mask = tiny.inputs(N=15, K=3)
     want = model(tokens, neighbours, neighbour_mask=mask)
-    assert (
-        relative_error(decoded(model, RetroCache(model.config, 2), tokens, neighbours, mask, [6, *[1] * 9]), want)
-        < EXACT
-    )
+    got = decoded(model, RetroCache(model.config, 2), tokens, neighbours, mask, [6, *[1] * 9])
+    assert relative_error(got, want) < EXACT
 
 
 @pytest.mark.parametrize("changes", [{}, {"cca_layers": ()}])
 def test_retrieval_off_and_the_baseline(changes):
     model = tiny.model(dtype=torch.float64, **changes)
     tokens = tiny.inputs(N=15)[0]
-    assert (
-        relative_error(decoded(model, RetroCache(model.config, 2), tokens, None, None, [6, *[1] * 9]), model(tokens))
-        < EXACT
-    )
+    got = decoded(model, RetroCache(model.config, 2), tokens, None, None, [6, *[1] * 9])
+    assert relative_error(got, model(tokens)) < EXACT
 
 
 def test_chunks_without_neighbours_among_chunks_with():

@@ -11,6 +11,7 @@ import torch
 
 from retro_kernels.testing import relative_error
 from retro_model.generation import generate
+from tests.model import decoders
 from tests.model.test_retrofit import ADDED, K, M, R, V, gpt2, llama
 
 transformers = pytest.importorskip("transformers")
@@ -70,9 +71,7 @@ def test_a_cache_is_filled_unless_it_is_not_to_be_used(name):
 @pytest.mark.parametrize("tuned", [False, True])
 def test_decoding_without_retrieval_is_never_silent(tuned):
     decoder = llama().eval()
-    if tuned:
-        peft = pytest.importorskip("peft")
-        decoder = peft.get_peft_model(decoder, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    decoder = decoders.lora(decoder) if tuned else decoder
     prompt = torch.tensor([[3, 1, 4, 1, 5]])
     options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     want = decoder.generate(input_ids=prompt, **options)
@@ -89,12 +88,10 @@ def test_decoding_without_retrieval_is_never_silent(tuned):
 
 
 def test_adapters_are_saved_with_what_was_added(tmp_path):
-    peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     base = llama().eval()
     base.save_pretrained(tmp_path / "base")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    ours = RetrofitForCausalLM.from_decoder(peft.get_peft_model(base, config), **ADDED, cca_output="fresh").eval()
+    ours = RetrofitForCausalLM.from_decoder(decoders.lora(base), **ADDED, cca_output="fresh").eval()
     ours.save_pretrained(tmp_path / "saved")
     batch = NeighbourCollator(M, retrieve)(rows(2))
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
@@ -108,32 +105,18 @@ def test_adapters_are_saved_with_what_was_added(tmp_path):
         again.generate(batch["input_ids"], retrieve=retrieve, **options),
         ours.generate(batch["input_ids"], retrieve=retrieve, **options),
     )
-    inner = RetrofitForCausalLM.from_decoder(peft.get_peft_model(llama(), config).get_base_model(), **ADDED)
+    inner = RetrofitForCausalLM.from_decoder(decoders.lora(llama()).get_base_model(), **ADDED)
     with pytest.raises(ValueError, match="decoder: expected the PeftModel"):
         inner.save_pretrained(tmp_path / "inner")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_trainer_trains_what_was_added_and_nothing_else(tmp_path, checkpointing):
-    pytest.importorskip("accelerate")
     ours = model()
     before = {name: p.detach().clone() for name, p in ours.named_parameters()}
-    arguments = transformers.TrainingArguments(
-        tmp_path / "run",
-        max_steps=4,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        logging_steps=1,
-        save_steps=4,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        gradient_checkpointing=checkpointing,
-    )
-    trainer = transformers.Trainer(
-        ours, arguments, train_dataset=rows(16), eval_dataset=rows(2), data_collator=NeighbourCollator(M, retrieve)
-    )
+    steps = dict(max_steps=4, gradient_accumulation_steps=2, logging_steps=1, save_steps=4)
+    data = dict(train_dataset=rows(16), eval_dataset=rows(2), data_collator=NeighbourCollator(M, retrieve))
+    trainer = decoders.trainer(ours, tmp_path / "run", gradient_checkpointing=checkpointing, **steps, **data)
     start = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < start

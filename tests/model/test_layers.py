@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from retro_kernels.ops import rms_norm
 from retro_kernels.testing import relative_error, tolerances
-from retro_kernels.testing.inputs import generator, randn
+from retro_model import layers
 from retro_model.layers import (
     ChunkedCrossAttention,
     FeedForward,
@@ -30,26 +31,10 @@ def randomised(module: nn.Module) -> nn.Module:
     return module
 
 
-def test_encodings_by_hand():
-    got = encode_displacements(-2, 5, 4, **DOUBLE)
-    want = [[math.sin(d), math.sin(d / 100), math.cos(d), math.cos(d / 100)] for d in range(-2, 3)]
-    assert relative_error(got, torch.tensor(want, **DOUBLE)) < EXACT
-
-
 def test_encodings_in_half_precision_are_rounded_once():
     """bfloat16 cannot hold angles up to a sequence's length: the encoding is computed wider and rounded."""
     got = encode_displacements(0, 2048, 64, dtype=torch.bfloat16)
     assert (got.double() - encode_displacements(0, 2048, 64, **DOUBLE)).abs().max() < torch.finfo(torch.bfloat16).eps
-
-
-def test_rows_of_relative_keys():
-    positions = RelativePositions(8, 2, 16, **DOUBLE)
-    rel_key = positions(-3, 6)
-    assert rel_key.shape == (2, 6, 16)
-    assert relative_error(rel_key[:, 4], positions(1, 1)[:, 0]) < EXACT
-    by_hand = positions.projection.weight @ encode_displacements(1, 1, 8, **DOUBLE)[0]
-    assert relative_error(rel_key[:, 4].reshape(-1), by_hand) < EXACT
-    assert [name for name, _ in positions.named_parameters()] == ["projection.weight"]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -112,18 +97,6 @@ def test_causal_attention_continues_from_a_context():
     assert relative_error(layer(x[:, 4:6], x[:, :7], query_offset=4), whole[:, 4:6]) < EXACT
 
 
-def test_bidirectional_attention_depends_on_displacement_alone():
-    """Hidden keys before and after shift every position: only the rows move."""
-    torch.manual_seed(5)
-    layer = randomised(RelativeAttention(8, 2, 16, **DOUBLE))
-    x = torch.randn(1, 5, 8, **DOUBLE)
-    padded = torch.cat([torch.randn(1, 3, 8, **DOUBLE), x, torch.randn(1, 2, 8, **DOUBLE)], 1)
-    mask = torch.zeros(1, 10, dtype=torch.bool)
-    mask[:, 3:8] = True
-    assert relative_error(layer(padded, key_mask=mask)[:, 3:8], layer(x)) < EXACT
-    assert relative_error(layer(x.flip(1)).flip(1), layer(x)) > 1e-3  # direction matters
-
-
 def test_feed_forward_by_hand():
     torch.manual_seed(6)
     layer = randomised(FeedForward(2, 3, bias=True, **DOUBLE))
@@ -131,41 +104,6 @@ def test_feed_forward_by_hand():
     inner = layer.inner.weight @ x + layer.inner.bias
     gelu = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
     assert relative_error(layer(x), layer.output.weight @ gelu + layer.output.bias) < EXACT
-
-
-def encoder_inputs():
-    config = tiny.config(encoder_cross_layers=(1, 2))
-    torch.manual_seed(7)
-    encoder = randomised(NeighbourEncoder(config, nn.Embedding(tiny.VOCAB, 20, **DOUBLE), **DOUBLE)).eval()
-    g = generator(0)
-    return encoder, torch.randint(0, tiny.VOCAB, (2, 3, 2, 6), generator=g), randn(g, 2, 3, 4, 24, dtype=torch.float64)
-
-
-def test_neighbours_are_encoded_independently():
-    encoder, neighbours, chunks = encoder_inputs()
-    base = encoder(neighbours, chunks)
-    changed = neighbours.clone()
-    changed[1, 2, 0, 3] = (changed[1, 2, 0, 3] + 1) % tiny.VOCAB
-    differs = (encoder(changed, chunks) != base).any(-1)
-    # every token of that neighbour: attention is bidirectional
-    assert differs[1, 2, 0].all() and differs.sum() == 6
-    altered = chunks.clone()
-    altered[0, 1, 3] += 1
-    differs = (encoder(neighbours, altered) != base).any(-1)
-    assert differs[0, 1].all() and differs.sum() == 12  # both neighbours of that chunk
-
-
-def test_a_neighbour_cut_short_is_encoded_as_the_shorter_one():
-    encoder, neighbours, chunks = encoder_inputs()
-    mask = torch.arange(6) < torch.tensor([4, 4]).view(2, 1)
-    got = encoder(neighbours, chunks, neighbour_mask=mask.expand(2, 3, 2, 6))
-    assert relative_error(got[..., :4, :], encoder(neighbours[..., :4], chunks)) < EXACT
-
-
-def test_missing_neighbours_are_encoded_without_nan():
-    encoder, neighbours, chunks = encoder_inputs()
-    got = encoder(neighbours, chunks, neighbour_mask=torch.zeros(2, 3, 2, dtype=torch.bool))
-    assert got.isfinite().all()
 
 
 def cca(chunks, **options):
@@ -198,7 +136,8 @@ def test_refuses(message):
 
 
 def test_the_encoder_refuses():
-    encoder, neighbours, chunks = encoder_inputs()
+    encoder = NeighbourEncoder(tiny.config(), nn.Embedding(tiny.VOCAB, 20))
+    neighbours, chunks = torch.zeros(2, 3, 2, 6, dtype=torch.int64), torch.zeros(2, 3, 4, 24)
     with pytest.raises(ValueError, match=r"chunks: expected \[B,L,M,d\] with d=24"):
         encoder(neighbours, chunks[..., :20])
     with pytest.raises(ValueError, match=r"chunks: expected \[B,L,M,d\] with L=3; got L=2"):
@@ -213,3 +152,26 @@ def test_the_encoder_refuses():
         encoder(neighbours.float(), chunks)
     with pytest.raises(ValueError, match="embedding: expected one of width encoder_d_model=20; got 8"):
         NeighbourEncoder(encoder.config, torch.nn.Embedding(tiny.VOCAB, 8))
+
+
+def test_the_norm_is_torchs_module():
+    ours, theirs = layers.RMSNorm(128), torch.nn.RMSNorm(128)
+    assert isinstance(ours, type(theirs)) and list(ours.state_dict()) == list(theirs.state_dict())
+    assert torch.equal(ours.weight, theirs.weight) and repr(ours) == repr(theirs)
+    x = torch.randn(4, 256, 128)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_norms_that_only_torch_serves(monkeypatch):
+    monkeypatch.setattr(rms_norm, "RMSNorm", None)
+    x = torch.randn(100, 384)
+    assert layers.RMSNorm((4, 96), eps=1e-6)(x.view(100, 4, 96)).shape == (100, 4, 96)
+    assert layers.RMSNorm(384, elementwise_affine=False)(x).shape == x.shape
+
+
+def test_a_module_of_another_width_says_so():
+    with pytest.raises(ValueError, match=r"input: expected \[\.\.\.,D\] with D=96; got \[100, 384\]"):
+        layers.RMSNorm(96)(torch.randn(100, 384))

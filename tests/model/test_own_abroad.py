@@ -71,26 +71,13 @@ def test_generate_reads_neighbours_as_chunks_complete():
 @pytest.mark.parametrize("kind", ["checkpointing", "adapters"])
 def test_the_trainer_trains_what_was_added(tmp_path, kind):
     decoder = make("Llama").float()
-    if kind == "adapters":
-        peft = pytest.importorskip("peft")
-        decoder = peft.get_peft_model(decoder, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    decoder = decoders.lora(decoder) if kind == "adapters" else decoder
     model = huggingface.RetrofitForCausalLM.from_decoder(decoder, **OPTIONS)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     tokens, neighbours, _ = batch()
     rows = [{"input_ids": t, "neighbours": n} for t, n in zip(tokens, neighbours)] * 2
-    arguments = transformers.TrainingArguments(
-        tmp_path,
-        max_steps=3,
-        learning_rate=1e-2,
-        per_device_train_batch_size=2,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-        gradient_checkpointing=kind == "checkpointing",
-    )
-    collator = huggingface.NeighbourCollator(chunk_len=M)
-    transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collator).train()
+    data = dict(train_dataset=rows, data_collator=huggingface.NeighbourCollator(chunk_len=M), save_strategy="no")
+    decoders.trainer(model, tmp_path, max_steps=3, gradient_checkpointing=kind == "checkpointing", **data).train()
     moved = {name.removeprefix("model.") for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     adapters = {name for name in moved if "lora_" in name}
     assert moved - adapters == {"bias", "scale"} and bool(adapters) == (kind == "adapters")
@@ -99,11 +86,7 @@ def test_the_trainer_trains_what_was_added(tmp_path, kind):
 
 def test_neighbours_are_read_by_the_adapters_of_the_moment():
     """A changed adapter changes the states of neighbours, so cached states must not be used."""
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    decoder = peft.get_peft_model(
-        make("Llama"), peft.LoraConfig(r=2, target_modules=["k_proj", "v_proj"], init_lora_weights=False)
-    )
+    decoder = decoders.lora(make("Llama"), ("k_proj", "v_proj"))
     model = whole(decoder).model
     tokens, neighbours, mask = batch()
     with torch.no_grad(), model.keeping():
@@ -134,8 +117,7 @@ def test_a_prefix_is_saved_and_generation_continues_it(tmp_path):
 
 @torch.no_grad()
 def test_a_prefix_is_read_by_the_adapters_of_the_moment():
-    peft = pytest.importorskip("peft")
-    decoder = peft.get_peft_model(make("Llama"), peft.LoraConfig(r=2, target_modules=["k_proj", "v_proj"]))
+    decoder = decoders.lora(make("Llama"), ("k_proj", "v_proj"), init_lora_weights=True)
     model = whole(decoder, prefix=(1, 8, 3, 20))
     tokens, neighbours, _ = batch()
     before = model(tokens, neighbours=neighbours).logits

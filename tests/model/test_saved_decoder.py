@@ -54,13 +54,6 @@ def assert_loads_as_it_was(model, folder, **options):
     return again
 
 
-def lora(decoder, **options):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(2)
-    kind = dict(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    return peft.get_peft_model(decoder, peft.LoraConfig(**kind | options))
-
-
 def fine_tuned(decoder):
     out = decoder(torch.arange(6)[None], labels=torch.arange(6)[None])
     out.loss.backward()
@@ -90,7 +83,7 @@ def resized(decoder):
 
 
 def merged(decoder):
-    return lora(decoder).merge_and_unload()
+    return decoders.lora(decoder).merge_and_unload()
 
 
 def rounded(decoder):
@@ -161,7 +154,7 @@ def test_the_base_of_adapters_is_written_if_it_changed(tmp_path):
         decoder = change(origin(tmp_path / "base"))
         if name == "unknown":
             decoder.config._name_or_path = ""
-        model = retrofitted(lora(decoder))
+        model = retrofitted(decoders.lora(decoder))
         assert_loads_as_it_was(model, tmp_path / name)
         assert (tmp_path / name / "decoder").exists() == (name != "named")
         assert not list((tmp_path / name / "decoder").glob("adapter*"))
@@ -173,7 +166,7 @@ def test_the_base_of_adapters_is_written_if_it_changed(tmp_path):
     model.model.decoder.merge_adapter()
     with pytest.raises(ValueError, match="decoder: expected adapters that are not merged"):
         model.save_pretrained(tmp_path / "merged")
-    other = retrofitted(lora(origin(tmp_path / "base")))
+    other = retrofitted(decoders.lora(origin(tmp_path / "base")))
     other.model.decoder.add_adapter("second", next(iter(other.model.decoder.peft_config.values())))
     with pytest.raises(ValueError, match="decoder: expected one adapter, named 'default'; got default, second"):
         other.save_pretrained(tmp_path / "second")

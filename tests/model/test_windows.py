@@ -85,8 +85,7 @@ def test_refuses():
 
 
 def retrofit_of(store):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
     from retro_model.integrations.huggingface import RetrofitForCausalLM
     from tests.model import decoders
 
@@ -94,7 +93,7 @@ def retrofit_of(store):
     decoder = decoders.llama(V, 2)
     options = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
     options |= dict(cca_layers=(2,), chunk_len=M, cca_output="fresh")
-    return transformers, RetrofitForCausalLM.from_decoder(decoder, **options)
+    return decoders.trainer, RetrofitForCausalLM.from_decoder(decoder, **options)
 
 
 def test_the_trainer_resumes_exactly(tmp_path):
@@ -104,13 +103,12 @@ def test_the_trainer_resumes_exactly(tmp_path):
     store, options = prepared(batch_size=2)
 
     def run(name, steps, start=0, workers=0, skip=False):
-        transformers, model = retrofit_of(store)
-        sizes = dict(max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_steps=2)
-        rate, quiet = dict(learning_rate=1e-2, lr_scheduler_type="constant"), dict(report_to="none", disable_tqdm=True)
+        trainer, model = retrofit_of(store)
+        sizes = dict(max_steps=steps, gradient_accumulation_steps=2, save_steps=2, lr_scheduler_type="constant")
         data = dict(dataloader_num_workers=workers, ignore_data_skip=skip)
-        arguments = transformers.TrainingArguments(tmp_path / name, use_cpu=True, **sizes, **rate, **quiet, **data)
-        trainer = transformers.Trainer(model, arguments, train_dataset=WindowDataset(store, start=start, **options))
-        trainer.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-2") if name == "again" else None)
+        data |= dict(train_dataset=WindowDataset(store, start=start, **options))
+        kept = str(tmp_path / "parts" / "checkpoint-2") if name == "again" else None
+        trainer(model, tmp_path / name, **sizes, **data).train(resume_from_checkpoint=kept)
         return {name: p.detach() for name, p in model.named_parameters()}
 
     want = run("whole", 4)

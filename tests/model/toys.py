@@ -81,6 +81,21 @@ class Database:
         return tokens, mask
 
 
+def in_blocks(model, cache, tokens: Tensor, blocks: list[int], *, first: int = 0, given=None, **options) -> Tensor:
+    """Return logits of `tokens` from `first` on, block by block.
+
+    given: inputs [B,L,...] by name, one entry per chunk; each block gets the entries of the chunks that it completes.
+    """
+    outs, size = [], model.config.chunk_len
+    for count in blocks:
+        chunks = slice(first // size, (first + count) // size)
+        assert cache.completes(count) == chunks.stop - chunks.start
+        inputs = {} if chunks.stop == chunks.start else {name: t[:, chunks] for name, t in (given or {}).items()}
+        outs.append(model(tokens[:, first : first + count], cache=cache, **inputs, **options))
+        first += count
+    return torch.cat(outs, 1)
+
+
 def untimed(history: list[dict]) -> list[dict]:
     """Return results of `training.train` without times."""
     return [{name: value for name, value in h.items() if name not in ("seconds", "waiting")} for h in history]

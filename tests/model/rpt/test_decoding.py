@@ -10,23 +10,10 @@ from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model import generate
 from retro_model.rpt import OWN, RPTCache, SelfIndex
 from tests.model.rpt import tiny
+from tests.model.toys import in_blocks
 
 EXACT = tolerances.FLOOR[torch.float64]
 N, M = 43, 4
-
-
-def decoded(model, cache, tokens, blocks, index=None, first=0, **options):
-    """Return logits of tokens from `first` on, block by block, with the given neighbours of the chunks that each block
-    completes.
-    """
-    outs = []
-    for count in blocks:
-        chunks = slice(first // M, (first + count) // M)
-        inputs = {} if index is None or chunks.stop == chunks.start else {"index": index[:, chunks]}
-        assert cache.completes(count) == chunks.stop - chunks.start
-        outs.append(model(tokens[:, first : first + count], cache=cache, **inputs, **options))
-        first += count
-    return torch.cat(outs, 1)
 
 
 BLOCKS = [[1] * N, [N], [3, 1, 4, 6, 9, 20], [17, *[1] * 26], [16, 8, 19], [7, 36]]
@@ -36,7 +23,7 @@ def test_segments_that_are_no_multiple_of_a_chunk():
     model, tokens = tiny.model(segment=6, num_layers=3, cca_layers=(3,)), tiny.tokens(N)
     want = model(tokens)
     for blocks in ([1] * N, [17, 5, 21]):
-        assert relative_error(decoded(model, model.make_cache(2), tokens, blocks), want) < EXACT
+        assert relative_error(in_blocks(model, model.make_cache(2), tokens, blocks), want) < EXACT
 
 
 SWITCHED = {"window": "sliding", "null_slot": True, "excluded_chunks": 1, "query_norm": True}
@@ -48,7 +35,7 @@ def test_blocks_equal_the_whole(blocks, changes):
     want = model(tokens)
     for capacity in (None, N):
         cache = model.make_cache(2, capacity)
-        assert relative_error(decoded(model, cache, tokens, blocks), want) < EXACT
+        assert relative_error(in_blocks(model, cache, tokens, blocks), want) < EXACT
         assert cache.positions == [N, N]
 
 
@@ -58,28 +45,25 @@ def test_given_neighbours(blocks):
     g = torch.Generator().manual_seed(0)
     index = torch.stack([torch.randint(OWN, max(i, 1), (2, 2), generator=g).clamp(max=i - 1) for i in range(N // M)], 1)
     want = model(tokens, index=index)
-    assert relative_error(decoded(model, model.make_cache(2), tokens, blocks, index), want) < EXACT
+    assert relative_error(in_blocks(model, model.make_cache(2), tokens, blocks, given={"index": index}), want) < EXACT
     without = tiny.model(retriever=False)
     index = index.clamp(min=-1)
-    assert (
-        relative_error(decoded(without, without.make_cache(2), tokens, blocks, index), without(tokens, index=index))
-        < EXACT
-    )
+    got = in_blocks(without, without.make_cache(2), tokens, blocks, given={"index": index})
+    assert relative_error(got, without(tokens, index=index)) < EXACT
 
 
 def test_retrieval_off_and_the_plain_decoder():
     for model in (tiny.model(), tiny.model(cca_layers=(), retriever=False)):
         tokens = tiny.tokens(N)
         want = model(tokens, retrieval=False)
-        assert (
-            relative_error(decoded(model, model.make_cache(2), tokens, [9, *[1] * 34], retrieval=False), want) < EXACT
-        )
+        got = in_blocks(model, model.make_cache(2), tokens, [9, *[1] * 34], retrieval=False)
+        assert relative_error(got, want) < EXACT
 
 
 def test_more_neighbours_than_in_training():
     model, tokens = tiny.model(), tiny.tokens(N)
     cache = model.make_cache(2, num_neighbours=4)
-    assert relative_error(decoded(model, cache, tokens, [9, *[1] * 34]), model(tokens, num_neighbours=4)) < EXACT
+    assert relative_error(in_blocks(model, cache, tokens, [9, *[1] * 34]), model(tokens, num_neighbours=4)) < EXACT
 
 
 @pytest.mark.parametrize("lengths", [(3, 9, 18), (16, 4), (21, 21, 2, 8)], ids=str)
@@ -132,7 +116,7 @@ def test_float32_and_autocast():
     for dtype in (torch.float32, torch.bfloat16):
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             whole = model(tokens, index=index)
-            got = decoded(model, model.make_cache(2), tokens, [9, *[1] * 34], index)
+            got = in_blocks(model, model.make_cache(2), tokens, [9, *[1] * 34], given={"index": index})
         assert_passes("logits", got, want, whole, dtype)
 
 

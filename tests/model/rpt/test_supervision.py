@@ -81,15 +81,23 @@ def test_candidates_are_the_best_of_the_retrievable(with_target):
         np.testing.assert_allclose(want[i, index[i, : len(best)]], best, rtol=1e-5, atol=1e-6)
 
 
-def test_target_scores_are_differences_of_mean_log_likelihoods():
-    """By a real model, called on one context at a time."""
-    lm = tiny.model(cca_layers=(), retriever=False)
+@pytest.mark.parametrize("kind", ["ours", "transformers"])
+def test_target_scores_are_differences_of_mean_log_likelihoods(kind):
+    """By real models, called on one context at a time; the library's own loss for its model."""
+    if kind == "ours":
+        lm = tiny.model(cca_layers=(), retriever=False)
+    else:
+        lm = pytest.importorskip("tests.model.decoders").gpt2(tiny.VOCAB, 1).eval()
     chunks = tiny.tokens(44, batch=1)[0].view(11, 4)
     candidates = torch.tensor(bm25_index(chunks.numpy(), 3, excluded_chunks=1, with_target=True)[0])
     got = reference_scores(lm, chunks, candidates, batch_size=7)
+    lessons = supervise(chunks.flatten(), lm, chunk_len=4, excluded_chunks=1, candidates=3)
+    assert torch.equal(lessons.candidates, candidates) and torch.allclose(lessons.scores.to(got.dtype), got)
 
     def likelihood(*rows):
         tokens = torch.cat([chunks[r] for r in rows])[None]
+        if kind == "transformers":
+            return -lm(tokens, labels=tokens.index_fill(1, torch.arange(tokens.shape[1] - 4), -100)).loss.item()
         logs = lm(tokens)[0].log_softmax(-1)
         return torch.stack([logs[-5 + t, tokens[0, -4 + t]] for t in range(4)]).mean().item()
 
@@ -100,30 +108,6 @@ def test_target_scores_are_differences_of_mean_log_likelihoods():
             else:
                 near = likelihood(*range(max(0, i - 2), i + 2))
                 assert got[i, at].item() == pytest.approx(likelihood(j, j + 1, i, i + 1) - near, abs=1e-5)
-
-
-def test_a_hugging_face_model_is_a_reference():
-    """Target scores are differences of the library's own losses on the target's tokens."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    lm = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=tiny.VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
-    ).eval()
-    tokens = tiny.tokens(44, batch=1)[0]
-    chunks, lessons = tokens.view(11, 4), supervise(tokens, lm, chunk_len=4, excluded_chunks=2, candidates=3)
-
-    def loss(*rows):
-        ids = torch.cat([chunks[r] for r in rows])[None]
-        labels = ids.clone()
-        labels[:, :-4] = -100
-        return lm(ids, labels=labels).loss.item()
-
-    asked = [(i, c) for i in range(3, 10) for c in range(3) if lessons.candidates[i, c] >= 0]
-    assert len(asked) > 10
-    for i, c in asked:
-        j = int(lessons.candidates[i, c])
-        want = loss(i - 2, i - 1, i, i + 1) - loss(j, j + 1, i, i + 1)
-        assert lessons.scores[i, c].item() == pytest.approx(want, abs=1e-5)
 
 
 def test_the_retriever_has_a_learning_rate_of_its_own():
