@@ -173,11 +173,8 @@ class GPTNeoX(Llama):
 
     def project(self, layer, x):
         attention = layer.attention
-        return (
-            attention.query_key_value(layer.input_layernorm(x))
-            .unflatten(-1, (-1, 3 * attention.head_size))
-            .chunk(3, -1)
-        )
+        joined = attention.query_key_value(layer.input_layernorm(x))
+        return joined.unflatten(-1, (-1, 3 * attention.head_size)).chunk(3, -1)
 
     def add(self, layer, x, out):
         return x + layer.attention.dense(out.flatten(1)) + layer.mlp(layer.post_attention_layernorm(x))
@@ -228,19 +225,7 @@ def read(kind, tokens):
 
 
 def logits(
-    decoder,
-    tokens,
-    neighbours,
-    mask,
-    *,
-    bias,
-    scale,
-    layers,
-    chunk_len,
-    sink,
-    maps=None,
-    prefix=None,
-    second_look=False,
+    decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len, sink, maps=None, prefix=None, second_look=False
 ):
     """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
@@ -284,9 +269,6 @@ def logits(
             both = torch.cat([values.repeat_interleave(share, 1), theirs])
             out.append(torch.einsum("hs,shd->hd", weights, both))
         x = kind.add(layer, x, torch.stack(out))
-    out = decoder.get_output_embeddings()(kind.last(x[:n]))[ahead:]
-    out, cap = (
-        out / getattr(decoder.config, "logits_scaling", 1),
-        getattr(decoder.config, "final_logit_softcapping", None),
-    )
+    out = decoder.get_output_embeddings()(kind.last(x[:n]))[ahead:] / getattr(decoder.config, "logits_scaling", 1)
+    cap = getattr(decoder.config, "final_logit_softcapping", None)
     return out if cap is None else cap * torch.tanh(out / cap)

@@ -50,8 +50,15 @@ def real(store, row):
     return [int(t) for t in store.tokens[row][: store.lengths[row]]]
 
 
-def chunks_of(store, document):
-    return np.flatnonzero(store.chunk_doc == document)
+def definition(model, store, before):
+    """Return the nats of each chunk, token by token; before(rows, tokens, at): what precedes a document's token."""
+    costs = np.zeros(len(store.lengths))
+    for document in range(4):
+        rows = np.flatnonzero(store.chunk_doc == document)
+        tokens = [t for row in rows for t in real(store, row)]
+        for at, token in enumerate(tokens):
+            costs[rows[at // M]] += nats(model, before(rows, tokens, at), token) if at else math.log(V)
+    return costs
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
@@ -62,15 +69,9 @@ def test_a_decoder_alone_is_scored_as_it_predicts(make):
     mode = model.training
     got = evaluation.score(model, store, window=8, stride=4, batch_size=3)
     assert model.training is mode and all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
-    for document in range(4):
-        rows = chunks_of(store, document)
-        tokens = [t for row in rows for t in real(store, row)]
-        for chunk, row in enumerate(rows):
-            first = max(0, chunk - 1) * M  # windows of two chunks, every chunk
-            want = 0.0
-            for at in range(chunk * M, chunk * M + store.lengths[row]):
-                want += nats(model, tokens[first:at], tokens[at]) if at else math.log(V)
-            assert got.nats[row] == pytest.approx(want, rel=1e-9), (document, chunk)
+    # windows of two chunks, every chunk
+    want = definition(model, store, lambda rows, tokens, at: tokens[max(0, at // M - 1) * M : at])
+    np.testing.assert_allclose(got.nats, want, rtol=1e-9)
     assert got.tokens.tolist() == store.lengths.tolist()
 
 
@@ -86,7 +87,7 @@ def test_a_decoder_whose_readout_is_capped_is_scored_by_its_own_logits():
 
     model = Capped(llama().config).double()
     got = evaluation.score(model, store, window=32, stride=16, documents=[3])
-    tokens = real(store, chunks_of(store, 3)[0])
+    tokens = real(store, -1)
     want = math.log(V) + sum(nats(model, tokens[:at], tokens[at]) for at in range(1, 4))
     assert got.nats.sum() == pytest.approx(want, rel=1e-9)
     with pytest.raises(ValueError, match="model: expected a decoder whose logits are a product"):
@@ -109,19 +110,14 @@ def test_in_context_retrieval_is_its_definition(k, stride):
     )
     assert (got.nats > 0).all() and (neighbours[:, :k] < 0).any()
     values, mask = database.values(neighbours)
-    for document in range(4):
-        rows = chunks_of(store, document)
-        tokens = [t for row in rows for t in real(store, row)]
-        for chunk, row in enumerate(rows):
-            group = chunk * M // stride
-            begin, end = group * stride, min((group + 1) * stride, len(rows) * M)
-            before = rows[begin // M - 1] if group else None
-            passages = [] if before is None else [int(t) for t in values[before, :k][mask[before, :k]]]
-            want = 0.0
-            for at in range(chunk * M, chunk * M + store.lengths[row]):
-                context = passages + tokens[max(0, end - window) : at]
-                want += nats(model, context, tokens[at]) if at else math.log(V)
-            assert got.nats[row] == pytest.approx(want, rel=1e-9), (document, chunk)
+
+    def before(rows, tokens, at):
+        begin = at // stride * stride
+        end, row = min(begin + stride, len(rows) * M), rows[begin // M - 1]
+        passages = [int(t) for t in values[row, :k][mask[row, :k]]] if begin else []
+        return passages + tokens[max(0, end - window) : at]
+
+    np.testing.assert_allclose(got.nats, definition(model, store, before), rtol=1e-9)
     assert got.tokens.tolist() == store.lengths.tolist() and got.bytes.tolist() == store.chunk_bytes.tolist()
 
 

@@ -88,24 +88,15 @@ def test_rows_stop_by_themselves():
     assert sorted(seen) == sorted(row[i : i + M].tolist() for row in got for i in range(0, len(row) - M, M))
 
 
-def test_prompts_as_a_tensor_and_no_new_tokens():
-    model = tiny.model()
-    tokens = torch.tensor(prompts(5, 5))
-    assert torch.equal(torch.stack(generate(model, tokens, 0)), tokens)
-    assert [r.tolist() for r in generate(model, tokens, 3)] == [r.tolist() for r in generate(model, tokens.tolist(), 3)]
-
-
-def test_prompts_as_arrays():
+def test_prompts_as_tensors_and_arrays():
     """As tokenizers and stores return them."""
     model, rows = tiny.model(), prompts(5, 3)
     want = [r.tolist() for r in generate(model, rows, 4)]
-    for arrays in (
-        [np.array(r) for r in rows],
-        [np.array(r, np.uint16) for r in rows],
-        [list(np.array(r)) for r in rows],
-    ):
-        assert [r.tolist() for r in generate(model, arrays, 4)] == want
-    assert generate(model, np.array(rows[:1]), 4)[0].tolist() == want[0]
+    for kind in (np.array, lambda r: np.array(r, np.uint16), lambda r: list(np.array(r))):
+        assert [r.tolist() for r in generate(model, [kind(r) for r in rows], 4)] == want
+    for kind in (np.array, torch.tensor):
+        assert generate(model, kind(rows[:1]), 4)[0].tolist() == want[0]
+    assert [r.tolist() for r in generate(model, torch.tensor(rows[:1]), 0)] == rows[:1]
 
 
 def test_the_mode_is_restored_and_dropout_is_off():

@@ -142,28 +142,22 @@ def test_the_collator_pads_and_masks():
         NeighbourCollator(M)([{**batch_rows[0], "neighbours": batch["neighbours"][0, :1]}])
 
 
+IDS = torch.zeros(2, 4, dtype=torch.int64)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (
-            dict(input_ids=torch.zeros(4, dtype=torch.int64)),
-            ValueError,
-            r"input_ids: expected \[B,N\] \(2 dimensions\)",
-        ),
-        (dict(labels=torch.zeros(2, 3, dtype=torch.int64)), ValueError, "labels: expected .* N=4; got N=3"),
-        (dict(labels=torch.zeros(2, 4)), TypeError, "labels: expected torch.int64 token ids; got torch.float32"),
-        (
-            dict(labels=torch.full((2, 4), V)),
-            ValueError,
-            f"labels: expected token ids from 0 to V-1 = {V - 1}; got {V}",
-        ),
+        (dict(input_ids=IDS[0]), ValueError, r"input_ids: expected \[B,N\] \(2 dimensions\)"),
+        (dict(labels=IDS[:, 1:]), ValueError, "labels: expected .* N=4; got N=3"),
+        (dict(labels=IDS.float()), TypeError, "labels: expected torch.int64 token ids; got torch.float32"),
+        (dict(labels=IDS + V), ValueError, f"labels: expected token ids from 0 to V-1 = {V - 1}; got {V}"),
     ],
 )
 def test_wrong_inputs_are_named(training, wrong, error, message):
-    ids = torch.zeros(2, 4, dtype=torch.int64)
     with pytest.raises(error, match=message):
-        model().train(training)(**{"input_ids": ids, "labels": ids, **wrong})
+        model().train(training)(**{"input_ids": IDS, "labels": IDS, **wrong})
 
 
 def test_weights_of_another_shape_are_named(tmp_path):

@@ -12,17 +12,9 @@ from retro_model.integrations.attention import NAME, use_retro_kernels  # noqa: 
 
 
 def t5(kind="T5"):
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=64,
-        d_model=32,
-        d_kv=16,
-        d_ff=64,
-        num_layers=2,
-        num_heads=2,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-    )
-    config.relative_attention_num_buckets, config.relative_attention_max_distance = 8, 16
+    sizes = dict(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    distances = dict(relative_attention_num_buckets=8, relative_attention_max_distance=16)
+    config = getattr(transformers, f"{kind}Config")(**sizes, **distances, dropout_rate=0.0, decoder_start_token_id=0)
     return getattr(transformers, f"{kind}ForConditionalGeneration")(config)
 
 
@@ -34,22 +26,12 @@ def causal(kind, **more):
 
 
 def conformer():
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    convolutions = dict(conv_dim=(16, 16), conv_stride=(5, 2), conv_kernel=(10, 3), conv_depthwise_kernel_size=3)
+    positions = dict(num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, position_embeddings_type="relative")
+    dropouts = ("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout", "layerdrop")
     config = transformers.Wav2Vec2ConformerConfig(
-        vocab_size=8,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        conv_dim=(16, 16),
-        conv_stride=(5, 2),
-        conv_kernel=(10, 3),
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=2,
-        position_embeddings_type="relative",
-        conv_depthwise_kernel_size=3,
-        apply_spec_augment=False,
-        layerdrop=0.0,
-        **{name: 0.0 for name in ("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout")},
+        vocab_size=8, **sizes, **convolutions, **positions, **dict.fromkeys(dropouts, 0.0), apply_spec_augment=False
     )
     model = transformers.Wav2Vec2ConformerModel(config)
     for name, parameter in model.named_parameters():

@@ -96,20 +96,23 @@ def test_passages_become_neighbours():
     assert aligned_prompt([5, 6, 7, 8, 9], 4) == [0, 0, 0, 5, 6, 7, 8, 9] and aligned_prompt([1] * 8, 4) == [1] * 8
 
 
-def stores(folder):
-    g = np.random.default_rng(0)
+WINDOWS = {"window": 12, "stride": 4}
+
+
+@pytest.fixture(scope="module")
+def remembered(tmp_path_factory):
+    """Return a model, its datastore of four documents, their store, and a store of the same in another order."""
+    g, folder, model = np.random.default_rng(0), tmp_path_factory.mktemp("stores"), tiny.model()
     documents = [[1, *g.integers(2, V, n)] for n in (18, 7, 11)] + [g.integers(2, V, 9)]
-    return store_of(folder / "train", documents[::-1], chunk_len=M, vocab_size=V), store_of(
-        folder / "new", documents, chunk_len=M, vocab_size=V
-    )
+    train = store_of(folder / "train", documents[::-1], chunk_len=M, vocab_size=V)
+    new = store_of(folder / "new", documents, chunk_len=M, vocab_size=V)
+    return model, TokenDatastore.build(model, train, **WINDOWS), train, new
 
 
-def test_knn_lm_is_its_definition(tmp_path):
-    train, new = stores(tmp_path)
-    model = tiny.model()
-    datastore = TokenDatastore.build(model, train, window=12, stride=4)
+def test_knn_lm_is_its_definition(remembered):
+    model, datastore, train, new = remembered
     assert len(datastore.keys) == len(datastore.values) == train.num_tokens - 4
-    options = {"window": 12, "stride": 4, "batch_size": 2}
+    options = WINDOWS | {"batch_size": 2}
     plain = evaluation.score(model, new, **options)
     none = score_knn(model, datastore, new, mixture=0.0, k=3, **options)
     np.testing.assert_allclose(none.nats, plain.nats, rtol=1e-5)
@@ -129,11 +132,9 @@ def test_knn_lm_is_its_definition(tmp_path):
     assert got.nats.sum() == pytest.approx(total, rel=1e-4) and got.tokens.sum() == tokens.shape[1] - 1
 
 
-def test_each_document_is_scored_by_what_is_best_on_the_others(tmp_path):
-    train, new = stores(tmp_path)
-    model = tiny.model()
-    datastore = TokenDatastore.build(model, train, window=12, stride=4)
-    options, settings = {"window": 12, "stride": 4, "k": 3}, [(0.0, 1.0), (0.2, 0.1), (0.9, 1e4)]
+def test_each_document_is_scored_by_what_is_best_on_the_others(remembered):
+    model, datastore, _, new = remembered
+    options, settings = WINDOWS | {"k": 3}, [(0.0, 1.0), (0.2, 0.1), (0.9, 1e4)]
     scores = score_knn_settings(model, datastore, new, settings, **options)
     for (mixture, alpha), got in zip(settings, scores):
         alone = score_knn(model, datastore, new, mixture=mixture, alpha=alpha, **options)
@@ -145,12 +146,10 @@ def test_each_document_is_scored_by_what_is_best_on_the_others(tmp_path):
     assert np.array_equal(found.nats, want) and np.array_equal(found.tokens, scores[0].tokens)
 
 
-def test_knn_lm_remembers(tmp_path):
+def test_knn_lm_remembers(remembered):
     """For a text in the datastore, each context's nearest is the context itself."""
-    train, new = stores(tmp_path)
-    model = tiny.model()
-    datastore = TokenDatastore.build(model, train, window=12, stride=4)
-    options = {"window": 12, "stride": 4}
+    model, datastore, _, new = remembered
+    options = WINDOWS
     seen = score_knn(model, datastore, new, mixture=0.9, alpha=1e4, k=2, documents=[3], **options)
     keys = torch.tensor([[0.0], [1.0], [2.0], [4.0]])  # squared distances to the 1st and 2nd: 1 4, 1 1, 1 4, 4 9
     assert alpha_of_distances(TokenDatastore(keys, torch.zeros(4)), k=2) == pytest.approx(1 / 3)

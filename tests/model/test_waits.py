@@ -16,7 +16,6 @@ from tests.model import tiny
 from tests.model.rpt import tiny as tiny_rpt
 
 pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
-CONFIG = tiny.config()
 SETTINGS = training.Settings(steps=10, warmup_steps=1)
 
 
@@ -24,16 +23,14 @@ def on_the_stand_in(model):
     return standin.module_to(copy.deepcopy(model))
 
 
-def batch_of(config):
-    g = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, config.vocab_size, (2, 2 * config.chunk_len), generator=g)
-    neighbours = torch.randint(1, config.vocab_size, (2, 2, 2, config.neighbour_len), generator=g)
+def a_batch():
+    tokens, neighbours, _ = tiny.inputs(N=8)
     return training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), neighbours)
 
 
 def test_a_training_step_waits_for_its_report_alone():
     model = tiny.model()
-    far, batch = on_the_stand_in(model), batch_of(CONFIG)
+    far, batch = on_the_stand_in(model), a_batch()
     want = training.train_step(model, training.make_optimizer(model, SETTINGS), [batch], SETTINGS, 0)
     with standin.standing_in() as waits:
         optimizer = training.make_optimizer(far, SETTINGS)
@@ -52,7 +49,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_without_a_look():
         next(far.parameters()).held[...] = math.inf
         before[0] = next(far.parameters()).held.clone()
         with pytest.raises(FloatingPointError):
-            training.train_step(far, optimizer, [batch_of(CONFIG).to(standin.DEVICE)], SETTINGS, 0)
+            training.train_step(far, optimizer, [a_batch().to(standin.DEVICE)], SETTINGS, 0)
         assert waits == ["tolist"]
     assert all(torch.equal(p.detach().held, q) for p, q in zip(far.parameters(), before, strict=True))
 
@@ -63,7 +60,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_without_a_look():
 def test_decoding_does_not_wait_for_a_token(make, stop_token):
     """Twice the tokens, as many waits. The host waits only to see whether all rows have ended, every eighth column."""
     model = make(dtype=torch.float32).eval()
-    prompt = torch.randint(1, CONFIG.vocab_size, (2, 3), generator=torch.Generator().manual_seed(2))
+    prompt = torch.randint(1, tiny_rpt.VOCAB, (2, 3), generator=torch.Generator().manual_seed(2))
     far, counts = on_the_stand_in(model), []
     with standin.standing_in() as waits:
         for new in (8, 16):

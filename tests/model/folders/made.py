@@ -28,32 +28,12 @@ TEMPLATE = "{% for m in messages %}<user>{{ m.content }}{% endfor %}{% if add_ge
 def texts() -> list[tuple[str, str, str]]:
     """Return five made-up files; the held-out text resembles `harbour.txt`, and `<b>hostile.html` tests escaping."""
     random = np.random.default_rng(0)
-    nouns = [
-        "harbour",
-        "crane",
-        "ledger",
-        "rope",
-        "captain",
-        "winter",
-        "cargo",
-        "signal",
-        "anchor",
-        "tide",
-        "lantern",
-        "pilot",
-        "quay",
-        "sail",
-        "barrel",
-        "market",
-    ]
-    verbs = ["moved", "counted", "lifted", "repaired", "watched", "painted", "carried", "signed", "lost", "found"]
+    nouns = "harbour crane ledger rope captain winter cargo signal anchor tide lantern pilot quay sail barrel market"
+    verbs = "moved counted lifted repaired watched painted carried signed lost found"
 
     def sentences(count: int) -> str:
-        said = (
-            f"The {random.choice(nouns)} {random.choice(verbs)} the {random.choice(nouns)} near the "
-            f"{random.choice(nouns)}."
-            for _ in range(count)
-        )
+        words = lambda of: random.choice(of.split())  # noqa: E731
+        said = (f"The {words(nouns)} {words(verbs)} the {words(nouns)} near the {words(nouns)}." for _ in range(count))
         return "\n".join(said) + "\n"
 
     files = [(f"{name}.txt", name, sentences(60)) for name in ("harbour", "bridge", "valley", "island")]
@@ -103,8 +83,6 @@ def config(vocab_size: int) -> RetroConfig:
 def decoder(folder: Path) -> None:
     """A tiny Llama of the Hugging Face library and its tokeniser."""
     import transformers
-
-    from tests.model import decoders
 
     tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
     theirs = transformers.PreTrainedTokenizerFast(

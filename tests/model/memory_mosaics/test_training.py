@@ -5,7 +5,7 @@ test_distributed.py.
 import pytest
 import torch
 
-from retro_model import checkpoint, training
+from retro_model import training
 from retro_model.memory_mosaics import MemoryMosaics
 from tests.model import toys
 from tests.model.memory_mosaics import tiny
@@ -84,17 +84,3 @@ def test_a_step_on_packed_documents_is_one_on_each_alone():
     assert float(loss.total.detach()) == pytest.approx(total, rel=1e-12)
     for (name, p), q in zip(packed.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-12, msg=name)
-
-
-def test_resuming_is_bitwise_the_uninterrupted_run(tmp_path):
-    whole, optimizer = make()
-    history = run(whole, optimizer, 0, 6)
-    model, optimizer = make()
-    run(model, optimizer, 0, 3)
-    checkpoint.save(tmp_path / "at3", model, optimizer, step=3, position=3)
-    resumed, optimizer = make()
-    state = checkpoint.load(tmp_path / "at3", resumed, optimizer)
-    assert run(resumed, optimizer, state["step"], 6) == history[3:]
-    for (name, p), q in zip(whole.named_parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(p, q), name
-    assert type(whole.config).from_dict(state["config"]) == whole.config
