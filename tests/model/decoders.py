@@ -67,6 +67,32 @@ def assert_wrong_input_is_named(model, tokens, neighbours, mask) -> None:
             model(tokens, neighbours, cache=transformers.DynamicCache(), **options)
 
 
+def assert_checkpointing_changes_no_gradient(model, batches, part, calls: tuple[int, int]) -> None:
+    """Check two passes before one backward pass: each recomputed block uses the neighbours of its own pass.
+
+    calls: of the module `part`, without and with recomputation.
+    """
+    computed = []
+    part.register_forward_hook(lambda *_: computed.append(1))
+
+    def gradients(count):
+        model.zero_grad()
+        computed.clear()
+        sum(model(t, n, neighbour_mask=k).square().mean() for t, n, k in batches).backward()
+        assert len(computed) == count
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    want = gradients(calls[0])
+    model.gradient_checkpointing_enable()
+    assert model.train() is model
+    got = gradients(calls[1])
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-10, atol=1e-12)
+    model.gradient_checkpointing_disable()
+    gradients(calls[0])
+
+
 def assert_padding_on_the_left_changes_nothing(model, chunk_len: int, tokens, neighbours, mask, close) -> None:
     """Check that a padded row equals the row alone: with retrieval, without, and decoded with a cache.
 

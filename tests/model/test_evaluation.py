@@ -9,6 +9,7 @@ import torch
 from retro_model import evaluation
 from retro_model.data.tokens import BOS
 from tests.model import toys
+from tests.model.test_text import brute_substring
 
 
 @pytest.mark.parametrize(
@@ -122,21 +123,6 @@ def test_bits_per_byte_refuses(arguments):
         evaluation.bits_per_byte(evaluation.Scores(np.ones(4), np.ones(4, int), np.ones(4, int)), *arguments)
 
 
-def longest_substring(a, b) -> int:
-    """Brute force."""
-    a, b = list(a), list(b)
-    return max(
-        (
-            n
-            for n in range(1, len(a) + 1)
-            for i in range(len(a) - n + 1)
-            for j in range(len(b) - n + 1)
-            if a[i : i + n] == b[j : j + n]
-        ),
-        default=0,
-    )
-
-
 def test_leakage_is_the_longest_shared_substring_over_the_chunk():
     train, valid = toys.random_store(30, 4, vocab=4, seed=1), toys.random_store(10, 4, vocab=4, seed=2)
     database = toys.Database(train)
@@ -144,8 +130,8 @@ def test_leakage_is_the_longest_shared_substring_over_the_chunk():
     got = evaluation.leakage(valid, neighbours, database, block=3)
     values, mask = database.values(neighbours)
     for row in range(10):
-        chunk = valid.tokens[row][: valid.lengths[row]]
-        want = max(longest_substring(chunk, values[row, j][mask[row, j]]) for j in range(10))
+        chunk = valid.tokens[row][: valid.lengths[row]].tolist()
+        want = max(brute_substring(chunk, values[row, j][mask[row, j]].tolist())[0] for j in range(10))
         assert got[row] == want / valid.lengths[row], row
     assert got.min() > 0 or (got == 0).any()
     nothing = evaluation.leakage(valid, np.full((10, 10), -1), database)

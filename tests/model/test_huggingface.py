@@ -43,13 +43,7 @@ def test_generate_retrieves_in_the_loop(make):
     ids, real = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 10, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         ids[row, 10 - len(prompt) :], real[row, 10 - len(prompt) :] = torch.tensor(prompt), 1
-    options = {
-        "attention_mask": real,
-        "max_new_tokens": 2 * M,
-        "do_sample": False,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+    options = dict(attention_mask=real, max_new_tokens=2 * M, do_sample=False, eos_token_id=None, pad_token_id=0)
     got = ours.generate(ids, retrieve=retrieve, **options)
     want = generate(ours.model, prompts, 2 * M, retrieve=retrieve)
     assert [row[10 - len(p) :].tolist() for row, p in zip(got, prompts)] == [row.tolist() for row in want]

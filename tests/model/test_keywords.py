@@ -29,13 +29,10 @@ def decoder(name="llama"):
 def whole(kind="own", made=None):
     """A retrofit for the library whose neighbours matter."""
     made = decoder() if made is None else made
-    options = (
-        dict(neighbours="own", chunk_len=M, neighbour_len=R, sink_token=1)
-        if kind == "own"
-        else ADDED | {"cca_output": "fresh"}
-    )
+    options = {"own": dict(neighbours="own", chunk_len=M, neighbour_len=R, sink_token=1)}
+    options["new"] = ADDED | {"cca_output": "fresh"}
     torch.manual_seed(1)
-    model = huggingface.RetrofitForCausalLM.from_decoder(made, **options).eval()
+    model = huggingface.RetrofitForCausalLM.from_decoder(made, **options[kind]).eval()
     if kind == "own":
         torch.nn.init.ones_(model.model.bias)
     return model

@@ -1,4 +1,4 @@
-"""The layers alone, as in a model of a user."""
+"""The layers alone, as in a model of a user; weights that copy from the first step, and the sizes they need."""
 
 import math
 
@@ -14,8 +14,11 @@ from retro_model.layers import (
     FeedForward,
     RelativeAttention,
     RelativePositions,
+    copying,
     encode_displacements,
 )
+from retro_model.retro import Retro
+from retro_model.retro.config import RetroConfig
 from retro_model.retro.encoder import NeighbourEncoder
 from tests.model import tiny
 
@@ -66,24 +69,19 @@ def test_cross_attention_continues_at_any_position(R):
 
 def test_grouped_queries_are_repeated_key_heads():
     torch.manual_seed(3)
-    for make, args in (
-        (
-            lambda **kw: RelativeAttention(8, 4, 16, causal=True, bias=True, **kw, **DOUBLE),
-            (torch.randn(2, 6, 8, **DOUBLE),),
-        ),
-        (
-            lambda **kw: ChunkedCrossAttention(8, 4, 16, chunk_len=4, bias=True, **kw, **DOUBLE),
-            (torch.randn(2, 9, 8, **DOUBLE), torch.randn(2, 2, 2, 5, 8, **DOUBLE)),
-        ),
+    x, encoded = torch.randn(2, 9, 8, **DOUBLE), torch.randn(2, 2, 2, 5, 8, **DOUBLE)
+    for kind, options, args in (
+        (RelativeAttention, {"causal": True}, (x,)),
+        (ChunkedCrossAttention, {"chunk_len": 4}, (x, encoded)),
     ):
-        grouped = randomised(make(num_kv_heads=2))
+        options |= {"bias": True, **DOUBLE}
+        grouped = randomised(kind(8, 4, 16, num_kv_heads=2, **options))
         state = grouped.state_dict()
         for name in ("key", "value"):
             for part in ("weight", "bias"):
-                state[f"{name}.{part}"] = (
-                    state[f"{name}.{part}"].unflatten(0, (2, 16)).repeat_interleave(2, 0).flatten(0, 1)
-                )
-        full = make()
+                heads = state[f"{name}.{part}"].unflatten(0, (2, 16))
+                state[f"{name}.{part}"] = heads.repeat_interleave(2, 0).flatten(0, 1)
+        full = kind(8, 4, 16, **options)
         full.load_state_dict(state)
         assert relative_error(grouped(*args), full(*args)) < EXACT
 
@@ -175,3 +173,69 @@ def test_norms_that_only_torch_serves(monkeypatch):
 def test_a_module_of_another_width_says_so():
     with pytest.raises(ValueError, match=r"input: expected \[\.\.\.,D\] with D=96; got \[100, 384\]"):
         layers.RMSNorm(96)(torch.randn(100, 384))
+
+
+COPYING = RetroConfig.small(300, 64, 128, num_heads=2, num_layers=3, chunk_len=8, share_embeddings=True, max_len=64)
+
+
+def ranks(model: Retro) -> tuple[float, float]:
+    """Return mean ranks, with and without retrieval, of the token that follows the current one in the neighbour."""
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, 300, (16, 16), generator=g)
+    neighbours = torch.randint(2, 300, (16, 2, 1, 16), generator=g)
+    neighbours[:, 0, 0, 3:11] = tokens[:, 8:]  # chunk 0's neighbour contains chunk 1, shifted
+    target = tokens[:, 9:]
+
+    def rank(logits):
+        logits = logits[:, 8:15]
+        return (logits > logits.gather(-1, target[..., None])).sum(-1).float().mean().item()
+
+    with torch.no_grad():
+        return rank(model(tokens, neighbours)), rank(model(tokens))
+
+
+def repeated_rank(model: Retro) -> float:
+    """Return the mean rank of the token that followed the current one earlier in the context."""
+    tokens = torch.randint(2, 300, (16, 8), generator=torch.Generator().manual_seed(1)).repeat(1, 2)
+    with torch.no_grad():
+        logits = model(tokens)[:, 8:15]
+    return (logits > logits.gather(-1, tokens[:, 9:, None])).sum(-1).float().mean().item()
+
+
+def test_retro_copies_from_neighbours_before_it_has_learned_anything():
+    torch.manual_seed(0)
+    model = Retro(COPYING)
+    unprepared = ranks(model)
+    copying.start_copying(model)
+    on, off = ranks(model)
+    assert on < 40 and off > 100  # of 300 tokens; chance is 149.5
+    assert min(unprepared) > 100
+
+
+@pytest.mark.parametrize("config", [COPYING, COPYING.baseline()], ids=["retro", "baseline"])
+def test_both_copy_from_their_own_context(config):
+    torch.manual_seed(0)
+    model = Retro(config)
+    unprepared = repeated_rank(model)
+    copying.start_copying(model)
+    assert repeated_rank(model) < 30 and unprepared > 100
+
+
+def test_retro_and_its_baseline_begin_with_the_same_circuit():
+    models = [Retro(COPYING), Retro(COPYING.baseline())]
+    for model in models:
+        copying.start_copying(model, 5)
+    a, b = (dict(model.named_parameters()) for model in models)
+    for name in (
+        "embedding.weight",
+        "readout.weight",
+        "layers.0.attention.output.weight",
+        "layers.1.attention.key.weight",
+    ):
+        assert torch.equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("change", [{"share_embeddings": False}, {"num_heads": 4}, {"cca_layers": (1,)}])
+def test_sizes_that_do_not_fit_are_refused(change):
+    with pytest.raises(ValueError, match="share_embeddings"):
+        copying.start_copying(Retro(COPYING.replace(**change)))

@@ -150,9 +150,8 @@ def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
     other = fit(Line(), stream, 6, of, tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # other settings start from the beginning
     (kept,) = (tmp_path / "stopped").glob("shards-*/*.safetensors")
-    assert {name for name in load_file(kept) if name.startswith("model.")} == {
-        "model.added.0"
-    }  # without the frozen part
+    # without the frozen part
+    assert {name for name in load_file(kept) if name.startswith("model.")} == {"model.added.0"}
     untrained = Line()
     assert fit(untrained, stream, 0, of, tmp_path / "none", said.append)["steps"] == 0
     assert len(fit(Line(), stream, 1, of, tmp_path / "one", said.append)["losses"]) == 1
@@ -205,12 +204,9 @@ def test_training_windows_that_recur_lie_anywhere_in_documents_and_have_somethin
     assert {row for rows in drawn for row in rows} == set().union(*within)
     assert all(len(rows) == 2 and sum(not rows_of.isdisjoint(rows) for rows_of in within) == 2 for rows in drawn)
     assert spread(store, every, 12, 9, 0) is None
+    # no token reads the neighbours of a window's last chunk
     near = [spread(store, Near([6, 14, 16]), 12, 2, seed) for seed in range(40)]
-    assert {row for rows in near for row in rows.tolist()} == {
-        5,
-        6,
-        14,
-    }  # no token reads the neighbours of a window's last chunk
+    assert {row for rows in near for row in rows.tolist()} == {5, 6, 14}
 
 
 def test_passages_that_resemble_their_chunk_too_little_are_not_read(tmp_path):

@@ -20,10 +20,8 @@ def inputs(dtype=torch.float64):
 
 def plain(x, weight, targets, weights):
     logits = x @ weight.T
-    return (
-        F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets, reduction="none")
-        * weights
-    )
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits, targets, reduction="none") * weights
 
 
 @pytest.mark.parametrize("rows", [None, 1, 7, T, 100])
@@ -81,12 +79,7 @@ def test_a_model_sums_what_its_logits_say(checkpoint):
     tokens, neighbours, mask = tiny.inputs()
     counted = torch.rand(tokens.shape) > 0.2
     logits = model(tokens, neighbours, neighbour_mask=mask)
-    want = (
-        F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(
-            tokens[:, 1:].shape
-        )
-        * counted[:, 1:]
-    )
+    want = F.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none") * counted[:, 1:]
     want_grads = torch.autograd.grad(want.sum(), list(model.parameters()))
     got = model(tokens, neighbours, neighbour_mask=mask, loss_mask=counted)
     torch.testing.assert_close(got.losses, want.detach(), rtol=1e-12, atol=1e-12)

@@ -330,27 +330,9 @@ def test_generation_is_greedy_continuation_of_the_whole(name):
 
 
 def test_checkpointing_changes_no_gradient():
-    """Two passes before one backward pass: each recomputed layer uses the neighbours of its own pass."""
     _, model = own("Llama")
-    model.train()
-    batches = [batch(0), batch(1, k=1)]
-
-    def gradients():
-        model.zero_grad()
-        sum(model(t, n, neighbour_mask=k).square().mean() for t, n, k in batches).backward()
-        return [p.grad.clone() for p in (model.bias, model.scale)]
-
-    want, computed = gradients(), []
-    model.decoder.model.layers[1].self_attn.register_forward_hook(lambda *_: computed.append(1))
-    model.gradient_checkpointing_enable()
-    model.train()
-    for mine, theirs in zip(gradients(), want):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
-    assert len(computed) == 6  # a reading and a pass each, and again in each backward pass
-    model.gradient_checkpointing_disable()
-    computed.clear()
-    gradients()
-    assert len(computed) == 4
+    part = model.decoder.model.layers[1].self_attn  # called in a reading and in a pass, again in each backward pass
+    decoders.assert_checkpointing_changes_no_gradient(model.train(), [batch(0), batch(1, k=1)], part, (4, 6))
 
 
 def test_a_bfloat16_decoder_keeps_what_is_added_in_float32():

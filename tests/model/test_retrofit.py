@@ -369,36 +369,15 @@ def test_padding_on_the_left(decoder):
     decoders.assert_padding_on_the_left_changes_nothing(model, M, *batch(), close)
 
 
-def gradients(model, *batches):
-    model.zero_grad()
-    sum(model(t, n, neighbour_mask=k).square().mean() for t, n, k in batches).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("decoder", [gpt2, llama])
 def test_checkpointing_changes_no_gradient(decoder):
-    """Two passes before one backward pass: each recomputed block uses the neighbours of its own pass."""
     _, model = retrofitted(decoder, effect=True)
-    model.double().train()
-    batches = [batch(0), batch(1, K=1)]
-    want = gradients(model, *batches)
-    computed = []
-    blocks = model.decoder.transformer.h if decoder is gpt2 else model.decoder.model.layers
-    model.encoder.register_forward_hook(lambda *_: computed.append(1))
+    batches = [batch(0), batch(1, K=1)]  # encoded once in each pass, again in each backward pass
+    decoders.assert_checkpointing_changes_no_gradient(model.double().train(), batches, model.encoder, (2, 4))
     model.gradient_checkpointing_enable()
-    assert model.train() is model and not any(
-        m.training for m in blocks[0].modules() if isinstance(m, torch.nn.Dropout)
-    )
-    got = gradients(model, *batches)
-    assert len(computed) == 4  # once in each pass, again in each backward pass
-    assert got.keys() == want.keys()
-    for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=1e-10, atol=1e-12)
+    assert not any(m.training for m in model.train().decoder.modules() if isinstance(m, torch.nn.Dropout))
     with pytest.raises(ValueError, match="use_reentrant: expected False"):
         model.gradient_checkpointing_enable({"use_reentrant": True})
-    model.gradient_checkpointing_disable()
-    gradients(model, *batches)
-    assert len(computed) == 6
 
 
 @pytest.mark.parametrize("inner", [False, True])

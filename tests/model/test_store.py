@@ -1,6 +1,9 @@
-"""Tokenizer and token store: exact bytes, rows, continuing after SIGKILL, damage named."""
+"""Tokenizer and token store: exact bytes, rows, damage named; builders that meet or are killed continue."""
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retro_model.base import disk
+from retro_model.data import files
 from retro_model.data import store as stores
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.data.tokens import BOS, PAD, Tokenizer
+from tests import killing
+from tests.model.data import build_small as build
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 3, "naïve café €100 😀", "<pad> is <bos>", "x"]
 
@@ -105,7 +115,7 @@ def interrupted(folder):
 
 
 def test_continuing_reads_but_does_not_encode_again(tmp_path):
-    """The result is bitwise the store of an uninterrupted build; `test_builders` kills a build at any call."""
+    """The result is bitwise the store of an uninterrupted build; a test below kills a build at any call."""
     interrupted(tmp_path / "cut")
     with pytest.raises(ValueError, match="unfinished; run the same build again"):
         TokenStore(tmp_path / "cut")
@@ -192,3 +202,95 @@ def test_an_empty_store_is_built_only_on_request(tmp_path):
     assert os.listdir(tmp_path) == ["none"]
     with pytest.raises(ValueError, match="chunk_len: expected an integer"):
         build_store(tmp_path / "bad", [], TRAINED, chunk_len=0)
+
+
+BUILDER = """
+import sys
+from tests.model.data import random_documents, Given
+from retro_model.data import store
+store.ENCODED_AT_ONCE = 1
+def documents():
+    for i, document in enumerate(random_documents(6)):
+        if i == 4:
+            print("building", flush=True)
+            sys.stdin.readline()
+        yield str(i), "g", document
+store.build_store(sys.argv[1], documents(), Given(200), chunk_len=8, commit_every=1)
+"""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
+    """It is refused before it reads partial files. It does not disturb the first builder, which finishes."""
+    if begun:  # leftovers of an earlier, killed run
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s/.store.json.lock").write_text("process 1 on nowhere\n")
+    command = [sys.executable, "-c", BUILDER, tmp_path / "s"]
+    with subprocess.Popen(command, cwd=killing.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "building\n"
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "checksum", lambda *_: pytest.fail("it reads"))
+            with pytest.raises(disk.Busy, match=rf"the token store is being built by process {first.pid} on "):
+                build(tmp_path / "s")
+        with pytest.raises(ValueError, match="unfinished"):
+            TokenStore(tmp_path / "s")
+        first.communicate("go on\n")
+        assert first.returncode == 0
+    assert build(tmp_path / "s").identity == build(tmp_path / "other").identity
+    assert {p.name for p in (tmp_path / "s").iterdir()} == {*stores.NAMES, "store.json", ".store.json.lock"}
+
+
+def test_a_lock_has_one_holder_and_its_file_stays(tmp_path):
+    """The file is never removed, because a process that waits for its name could then lock another file."""
+    for _ in range(2):
+        with disk.Lock(tmp_path / "lock", "x"), pytest.raises(disk.Busy, match=f"x by process {os.getpid()} on"):
+            disk.Lock(tmp_path / "lock", "x")
+        assert (tmp_path / "lock").exists()
+
+
+def test_other_builders_are_refused_too(tmp_path):
+    rows = build(tmp_path / "s")
+    embedder = HashedTfidf(16).fit(rows)
+    ChunkDatabase.build(tmp_path / "indexed", rows, embedder, index="IVF2,Flat")
+    (tmp_path / "d").mkdir()
+    busy = pytest.raises(disk.Busy, match=r"database\.json: the chunk database is being")
+    with disk.Lock(tmp_path / "d/.database.json.lock", "x"), busy:
+        ChunkDatabase.build(tmp_path / "d", rows, embedder)
+    database = ChunkDatabase.build(tmp_path / "d", rows, embedder)
+    (name,) = {p.name for p in (tmp_path / "indexed").glob("*.faiss.json")}
+    with disk.Lock(tmp_path / f"d/.{name}.lock", "x"), pytest.raises(disk.Busy, match="the index is being built"):
+        ChunkDatabase.open(tmp_path / "d", rows, embedder, index="IVF2,Flat")
+    (tmp_path / "n").mkdir()
+    busy = pytest.raises(disk.Busy, match="the neighbours is being built")
+    with disk.Lock(tmp_path / "n/.neighbours.json.lock", "x"), busy:
+        precompute_neighbours(tmp_path / "n", rows, database, 1)
+    shutil.copytree(tmp_path / "d", tmp_path / "e")
+    with disk.Lock(tmp_path / "e/.database.json.lock", "x"):
+        ChunkDatabase.build(tmp_path / "e", rows, embedder)  # complete: it is only read
+
+
+KILLED = """
+import shutil
+from pathlib import Path
+from tests import killing
+from tests.model.data import build_small as build
+from tests.model.data import store_of
+import numpy as np
+whole, here = Path(sys.argv[1]), Path(sys.argv[2])
+documents = [np.arange(2, 2 + n) for n in (9, 8, 3)]
+act = lambda: store_of(here, documents)
+content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir() if p.name != ".store.json.lock"}
+store_of(whole, documents)
+
+def check(n):
+    act()
+    assert content(here) == content(whole), n
+
+print(killing.at_every_call(lambda: shutil.rmtree(here, ignore_errors=True), act, check))
+"""
+
+
+def test_a_build_killed_at_any_system_call_continues_bitwise(tmp_path):
+    if not killing.allowed():
+        pytest.skip("this system does not let a process trace its child")
+    assert int(killing.in_a_process(KILLED, tmp_path / "whole", killing.fast_folder(tmp_path))) > 40

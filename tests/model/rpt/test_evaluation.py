@@ -28,9 +28,8 @@ def test_a_document_costs_the_same_whatever_the_block(block):
     index = torch.cat([torch.full((3, 2), -1), torch.zeros(12, 2, dtype=torch.int64)])
     other = evaluation.encode(model, tokens, block=block, index=index)
     assert torch.equal(other.index, index)
-    torch.testing.assert_close(
-        other.nats[1:], F.cross_entropy(model(tokens[None], index=index[None])[0, :-1], tokens[1:], reduction="none")
-    )
+    logits = model(tokens[None], index=index[None])[0]
+    torch.testing.assert_close(other.nats[1:], F.cross_entropy(logits[:-1], tokens[1:], reduction="none"))
     assert evaluation.encode(model, tokens, block=block, retrieval=False).index is None
 
 
@@ -43,11 +42,8 @@ def test_random_chunks_are_those_that_the_retriever_might_choose():
     assert all((one[..., 0] != one[..., 1])[one[..., 0] >= 0].all() for one in drawn)
     assert torch.equal(evaluation.random_chunks(index, excluded, 7), drawn[7]) and not torch.equal(drawn[0], drawn[1])
     short = evaluation.random_chunks(index[:, :3].expand(3, 3, 2).repeat(1, 1, 3), 1)
-    assert (
-        short.shape == (3, 3, 6)
-        and short[:, :, 2:].eq(-1).all()
-        and short[:, 2, :2].sort().values.eq(torch.arange(2)).all()
-    )
+    assert short.shape == (3, 3, 6) and short[:, :, 2:].eq(-1).all()
+    assert short[:, 2, :2].sort().values.eq(torch.arange(2)).all()
 
 
 def test_ranking_by_hand():
@@ -56,23 +52,15 @@ def test_ranking_by_hand():
     got = evaluation.ranking(scores, targets, precision_at=2, recall_at=2, ndcg_at=3)
     gain = [2**0.5 - 1, 0, 1]
     ndcg = (gain[0] + gain[2] / math.log2(4)) / (gain[2] + gain[0] / math.log2(3))
-    assert got == {
-        "precision@2": 0.25,
-        "recall@2": 0.5,
-        "ndcg@3": pytest.approx(ndcg),
-        "queries": 2,
-        "with_positive": 1,
-    }
+    shares = {"precision@2": 0.25, "recall@2": 0.5, "ndcg@3": pytest.approx(ndcg)}
+    assert got == shares | {"queries": 2, "with_positive": 1}
 
 
 def test_the_right_order_is_best_and_any_other_is_not():
     random = np.random.default_rng(0)
     targets = torch.tensor(random.normal(0, 1, (12, 12))).masked_fill(torch.ones(12, 12).triu().bool(), NONE)
-    best = evaluation.ranking(targets, targets)
-    assert (
-        best["ndcg@20"] == pytest.approx(1)
-        and evaluation.ranking(-targets.masked_fill(targets == NONE, 9), targets)["ndcg@20"] < 0.95
-    )
+    assert evaluation.ranking(targets, targets)["ndcg@20"] == pytest.approx(1)
+    assert evaluation.ranking(-targets.masked_fill(targets == NONE, 9), targets)["ndcg@20"] < 0.95
 
 
 @pytest.mark.parametrize("taught", [True, False])

@@ -41,12 +41,8 @@ def test_bm25_equals_its_formula(vocabulary):
     )
     got = bm25_scores(chunks, queries, lengths=lengths, query_lengths=sizes)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(
-        bm25_scores(chunks, queries, k1=0.9, b=0.4),
-        brute_bm25(chunks.tolist(), queries.tolist(), 0.9, 0.4),
-        rtol=1e-6,
-        atol=1e-6,
-    )
+    got, want = bm25_scores(chunks, queries, k1=0.9, b=0.4), brute_bm25(chunks.tolist(), queries.tolist(), 0.9, 0.4)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
 def test_bm25_refuses_and_takes_nothing():
@@ -186,15 +182,9 @@ def test_schedules():
     lessons = training.Lessons(steps=1000, alpha_ret=1e-9, alpha_steps=100, tau=4.0)
     assert [lessons.weight(s) for s in (0, 50, 100, 500)] == [0, 5e-10, 1e-9, 1e-9]
     assert lessons.margin(0) == 1 and lessons.margin(999) == 4
-    assert (
-        lessons.teacher_share(0) == 1
-        and lessons.teacher_share(450) == pytest.approx(0.5)
-        and lessons.teacher_share(900) == 0
-    )
-    assert (
-        training.Lessons(10, teacher="always").teacher_share(9) == 1
-        and training.Lessons(10, teacher="never").teacher_share(0) == 0
-    )
+    assert [lessons.teacher_share(s) for s in (0, 450, 900)] == pytest.approx([1, 0.5, 0])
+    for teacher, share in {"always": 1, "never": 0}.items():
+        assert [training.Lessons(10, teacher=teacher).teacher_share(s) for s in (0, 9)] == [share, share]
     knobs = training.Lessons(10, alpha_ret=0.25, retriever_alpha=1.0, alpha_steps=0)
     assert knobs.weight(0) == 1.0 and knobs.trunk_share == 0.25
     with pytest.raises(ValueError, match="alpha_ret: expected a weight from 0 to retriever_alpha"):
