@@ -207,10 +207,6 @@ def attention_of(layer):
     return getattr(layer, "self_attn", None) or getattr(layer, "attn", None) or layer.attention
 
 
-def scaling_of(layer):
-    return attention_of(layer).scaling
-
-
 def read(kind, tokens):
     """Return keys, rotated to their positions, and values [n,G,D] of every layer, for tokens [n] alone."""
     x, positions, kept = kind.embed(tokens), torch.arange(len(tokens)), []
@@ -219,7 +215,7 @@ def read(kind, tokens):
         q, k, window = kind.turn(layer, q, positions), kind.turn(layer, k, positions), kind.window(layer)
         kept.append((k, v))
         first = [0 if window is None else max(0, n + 1 - window) for n in range(len(tokens))]
-        out = [attend(q[n], k[f : n + 1], v[f : n + 1], scaling_of(layer)) for n, f in enumerate(first)]
+        out = [attend(q[n], k[f : n + 1], v[f : n + 1], attention_of(layer).scaling) for n, f in enumerate(first)]
         x = kind.add(layer, x, torch.stack(out))
     return kept
 
@@ -249,7 +245,7 @@ def logits(
             first, here = 0 if window is None else max(0, p + 1 - window), p - ahead
             chunk, i = (here // m, here % m) if again else ((here + 1) // m - 1, (here + 1) % m)
             seen = [j + n * (second_look and (again or j - ahead < here // m * m)) for j in range(first, p + 1)]
-            keys, values, scaling = k[seen], v[seen], scaling_of(layer)
+            keys, values, scaling = k[seen], v[seen], attention_of(layer).scaling
             if at + 1 not in layers or not 0 <= chunk < len(mask) or not mask[chunk].any():
                 out.append(attend(q[row], keys, values, scaling))
                 continue

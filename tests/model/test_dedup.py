@@ -8,6 +8,7 @@ from retro_model.data.building import build_sharded_store
 from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.store import build_store
 from tests.model.data import Given, store_of
+from tests.model.test_text import ngrams
 
 
 def edited(document, rng, changes):
@@ -17,13 +18,8 @@ def edited(document, rng, changes):
     return document
 
 
-def grams(document):
-    tokens = document.tolist()
-    return {tuple(tokens[i : i + 13]) for i in range(max(1, len(tokens) - 12))}
-
-
 def similarity(a, b):
-    a, b = grams(a), grams(b)
+    a, b = (ngrams(document.tolist(), 13) for document in (a, b))
     return len(a & b) / len(a | b)
 
 

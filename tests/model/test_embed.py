@@ -97,10 +97,16 @@ def test_hashed_tfidf_is_saved(store, tmp_path):
     with pytest.raises(FileNotFoundError, match="other"):
         HashedTfidf.load(tmp_path / "other.npz")
     good = (tmp_path / "e.npz").read_bytes()
-    np.savez(tmp_path / "foreign.npz", other=np.zeros(3))
-    foreign = (tmp_path / "foreign.npz").read_bytes()
-    for damaged in (good[:-100], good[:100], b"", good[:300] + bytes([good[300] ^ 255]) + good[301:], b"text", foreign):
-        (tmp_path / "e.npz").write_bytes(damaged)
+    damaged = [good[:-100], good[:100], b"", good[:300] + bytes([good[300] ^ 255]) + good[301:], b"text"]
+    with np.load(tmp_path / "e.npz") as saved:
+        parts = dict(saved)
+    counts = [dict(frequency=np.zeros(7, np.int64)), dict(frequency=np.array([object()] * 3))]
+    contradictions = [*counts, *(dict(settings=s) for s in ([0, 0, 5, 1, 2], [64, 1, 5, 1, 2], [64]))]
+    for foreign in ({"other": np.zeros(3)}, *(parts | change for change in contradictions)):
+        np.savez(tmp_path / "foreign.npz", **foreign)
+        damaged.append((tmp_path / "foreign.npz").read_bytes())
+    for data in damaged:
+        (tmp_path / "e.npz").write_bytes(data)
         with pytest.raises(ValueError, match=r"e\.npz: truncated, corrupt or no hashed TF-IDF"):
             HashedTfidf.load(tmp_path / "e.npz")
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from retro_model import evaluation
 from retro_model.data.tokens import BOS
@@ -69,9 +68,7 @@ def test_score_reads_the_right_neighbours_and_leaves_padding_rows_without():
 
     class Ids(toys.Database):
         def values(self, ids):
-            return np.broadcast_to(np.maximum(ids, 0)[..., None], (*ids.shape, 8)).copy(), np.broadcast_to(
-                ids[..., None] >= 0, (*ids.shape, 8)
-            ).copy()
+            return tuple(np.repeat(part[..., None], 8, -1) for part in (np.maximum(ids, 0), ids >= 0))
 
     evaluation.score(Model(), store, neighbours, Ids(toys.random_store(18, 4)), window=8, stride=4, batch_size=4)
     for tokens, ids, mask in seen:
@@ -174,10 +171,6 @@ def test_bootstrap_draws_whole_documents():
 
 
 def test_a_vocabulary_that_is_too_small_is_named():
-    class Small(torch.nn.Embedding):
-        def forward(self, tokens):
-            return super().forward(tokens)
-
     store = toys.store([[1, 2, 3, 9]], 4)
     with pytest.raises(ValueError, match="model: expected a vocabulary of at least 10 tokens"):
-        evaluation.score(Small(5, 5), store, window=8, stride=4)
+        evaluation.score(toys.Bigram(5), store, window=8, stride=4)

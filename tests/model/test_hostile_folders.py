@@ -143,7 +143,6 @@ def made(tmp_path_factory):
     embedder = HashedTfidf(16).fit(rows)
     database = ChunkDatabase.build(folder / "d", rows, embedder, index="IVF2,Flat")
     precompute_neighbours(folder / "n", rows, database, 2)
-    embedder.save(folder / "embedder.npz")
     return folder, rows, embedder
 
 
@@ -231,21 +230,3 @@ def test_damaged_tokenizers_name_their_file(tmp_path):
             assert str(path) in str(error)
             refused += 1
     assert refused > 100
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(frequency=np.zeros(7, np.int64)),
-        dict(frequency=np.array([object()] * 3)),
-        dict(settings=[0, 0, 5, 1, 2]),
-        dict(settings=[16, 1, 5, 1, 2]),
-        dict(settings=[16]),
-    ],
-)
-def test_a_contradictory_embedder_names_its_file(tmp_path, made, change):
-    with np.load(made[0] / "embedder.npz") as saved:
-        parts = dict(saved) | change
-    np.savez(tmp_path / "e.npz", **parts)
-    with pytest.raises(ValueError, match=r"e\.npz: truncated, corrupt or no hashed TF-IDF"):
-        HashedTfidf.load(tmp_path / "e.npz")

@@ -48,10 +48,6 @@ def greedy(**options):
     return {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 2 * M + 1} | options
 
 
-class Assistant(transformers.LlamaForCausalLM):
-    pass
-
-
 PARTING = {"use_cache": False, "cache_implementation": "static", "guidance_scale": 2.0}
 #: Options that choose another mode of generation, and the mode.
 MODES = {

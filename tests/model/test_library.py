@@ -110,17 +110,11 @@ def test_neighbours_for_training_are_those_that_were_computed_before(tmp_path):
     assert torch.equal(batch.neighbours, other.neighbours) and torch.equal(batch.neighbour_mask, other.neighbour_mask)
 
 
-class Line(torch.nn.Module):
-    """Logits that depend on the token alone, and a frozen part."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = torch.nn.Parameter(torch.randn(17, 17))
-        self.frozen = torch.nn.Parameter(torch.randn(17), requires_grad=False)
-
-    def forward(self, tokens, neighbours=None, *, neighbour_mask=None):
-        return self.table[tokens] + self.frozen
+def half_frozen():
+    """Return a model with a frozen part."""
+    model = toys.Bigram()
+    model.scale.requires_grad_(False)
+    return model
 
 
 def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
@@ -130,7 +124,7 @@ def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
         return training.batches(store, window=8, batch_size=2, seed=3, start=start)
 
     of, said = {"seed": 0}, []
-    whole = Line()
+    whole = half_frozen()
     facts = fit(whole, stream, 25, of, tmp_path / "whole", said.append)
     assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 6
     assert np.mean(facts["losses"][-5:]) < np.mean(facts["losses"][:5])
@@ -142,20 +136,20 @@ def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
         raise Stopped
 
     with pytest.raises(Stopped):
-        fit(Line(), stream, 25, of, tmp_path / "stopped", stop)
-    again = Line()
+        fit(half_frozen(), stream, 25, of, tmp_path / "stopped", stop)
+    again = half_frozen()
     facts = fit(again, stream, 25, of, tmp_path / "stopped", said.append)
-    assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
+    assert torch.equal(again.table.weight, whole.table.weight) and len(facts["losses"]) == 25
     assert said[6] == "  continues after step 1 of 25"
-    other = fit(Line(), stream, 6, of, tmp_path / "stopped", said.append)
+    other = fit(half_frozen(), stream, 6, of, tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # other settings start from the beginning
     (kept,) = (tmp_path / "stopped").glob("shards-*/*.safetensors")
     # without the frozen part
     assert {name for name in load_file(kept) if name.startswith("model.")} == {"model.added.0"}
-    untrained = Line()
+    untrained = half_frozen()
     assert fit(untrained, stream, 0, of, tmp_path / "none", said.append)["steps"] == 0
-    assert len(fit(Line(), stream, 1, of, tmp_path / "one", said.append)["losses"]) == 1
-    assert torch.equal(untrained.table, Line().table)
+    assert len(fit(half_frozen(), stream, 1, of, tmp_path / "one", said.append)["losses"]) == 1
+    assert torch.equal(untrained.table.weight, half_frozen().table.weight)
 
 
 def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatch, tmp_path):

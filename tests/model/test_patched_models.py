@@ -230,30 +230,22 @@ MASKS = {
 
 
 @pytest.mark.parametrize(
-    "mask, trace",
+    "mask, trace, packed",
     [
-        *((mask, trace) for mask in ("window", *MASKS) for trace in ("eager", "compile")),
-        *(("window", "export"), ("blocks", "export"), ("blocks", "strict export")),
+        *((mask, trace, False) for mask in ("window", *MASKS) for trace in ("eager", "compile")),
+        *(("window", "export", False), ("blocks", "export", False), ("blocks", "strict export", False)),
+        *((mask, trace, True) for mask in MASKS for trace in ("eager", "export")),
     ],
 )
 @torch.no_grad()
-def test_other_masks_are_refused_while_tracing_too(mask, trace):
+def test_other_masks_are_refused_while_tracing_too(mask, trace, packed):
     torch._dynamo.reset()
+    inputs = (tokens(), torch.arange(23)[None] % 9) if packed else (tokens(),)
     if mask == "window":
         model = Plain(use_retro_kernels(causal("Mistral", num_key_value_heads=1, sliding_window=8).eval()))
     else:
         model = Masked(use_retro_kernels(causal("Llama").eval()), **MASKS[mask])
     with pytest.raises(Exception, match="a sliding window, a custom mask or one of blocks"):
-        TRACES[trace](model, tokens())(tokens())
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("trace", ["eager", "export"])
-@torch.no_grad()
-def test_other_masks_of_packed_rows_are_refused(mask, trace):
-    model = Masked(use_retro_kernels(causal("Llama").eval()), **MASKS[mask])
-    inputs = tokens(), torch.arange(23)[None] % 9
-    with pytest.raises(ValueError, match="a sliding window, a custom mask or one of blocks"):
         TRACES[trace](model, *inputs)(*inputs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -41,12 +42,7 @@ def random_store(num_chunks: int = 40, chunk_len: int = 4, vocab: int = 17, seed
     random = np.random.default_rng(seed)
     documents = [random.integers(1, vocab, chunk_len * 3 - chunk_len // 2).tolist() for _ in range(num_chunks // 3 + 1)]
     whole = store(documents, chunk_len)
-    return Store(
-        whole.tokens[:num_chunks],
-        whole.lengths[:num_chunks],
-        whole.chunk_doc[:num_chunks],
-        whole.chunk_bytes[:num_chunks],
-    )
+    return Store(*(part[:num_chunks] for part in vars(whole).values()))
 
 
 class Database:
@@ -70,11 +66,8 @@ class Database:
         tokens, mask = np.zeros((*ids.shape, 2 * m), np.int64), np.zeros((*ids.shape, 2 * m), bool)
         for at in np.ndindex(ids.shape):
             for half, row in enumerate((ids[at], ids[at] + 1)):
-                if (
-                    ids[at] < 0
-                    or row >= len(self.rows.lengths)
-                    or self.rows.chunk_doc[row] != self.rows.chunk_doc[ids[at]]
-                ):
+                last = row >= len(self.rows.lengths)
+                if ids[at] < 0 or last or self.rows.chunk_doc[row] != self.rows.chunk_doc[ids[at]]:
                     continue
                 tokens[at][half * m : (half + 1) * m] = self.rows.tokens[row]
                 mask[at][half * m : (half + 1) * m] = np.arange(m) < self.rows.lengths[row]
@@ -94,6 +87,14 @@ def in_blocks(model, cache, tokens: Tensor, blocks: list[int], *, first: int = 0
         outs.append(model(tokens[:, first : first + count], cache=cache, **inputs, **options))
         first += count
     return torch.cat(outs, 1)
+
+
+def assert_same_steps(got: list[dict], want: list[dict], rel: float = 1e-5) -> None:
+    """Check losses, gradients and counts of tokens of two trainings."""
+    for a, b in zip(got, want, strict=True):
+        assert a["tokens"] == b["tokens"]
+        for name in ("loss", "gradient_norm"):
+            assert a[name] == pytest.approx(b[name], rel=rel), name
 
 
 def untimed(history: list[dict]) -> list[dict]:
