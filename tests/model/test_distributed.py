@@ -5,7 +5,6 @@ import os
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
@@ -17,13 +16,10 @@ from retro_model.rpt import OWN
 from retro_model.rpt.supervision import Supervision
 from retro_model.training import rpt
 from tests import processes
-from tests.conftest import INTERPRETER
 from tests.model import toys
 from tests.model.rpt import tiny as tiny_rpt
 
-pytestmark = pytest.mark.skipif(
-    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = toys.needs_gloo
 
 SETTINGS = training.Settings(steps=3, warmup_steps=0, max_lr=0.3, clip=0.5)
 CONFIG = RetroConfig.small(17, 16, 32, num_heads=1, num_layers=2, chunk_len=4, cca_layers=(1, 2), max_len=16)

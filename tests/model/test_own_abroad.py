@@ -75,49 +75,27 @@ def test_the_trainer_trains_what_was_added(tmp_path, kind):
     assert model.model.bias.shape == (LAYERS, HEADS)
 
 
-def test_neighbours_are_read_by_the_adapters_of_the_moment():
-    """A changed adapter changes the states of neighbours, so cached states must not be used."""
-    decoder = decoders.lora(make("Llama"), ("k_proj", "v_proj"))
-    model = whole(decoder).model
-    tokens, neighbours, mask = batch()
-    with torch.no_grad(), model.keeping():
+@torch.no_grad()
+def test_neighbours_and_prefix_are_read_by_the_adapters_of_the_moment():
+    """A changed adapter changes their states, so kept states must not be used."""
+    decoder, prefix = decoders.lora(make("Llama"), ("k_proj", "v_proj")), (1, 8, 3, 20)
+    model, (tokens, neighbours, mask) = whole(decoder, prefix=prefix).model, batch()
+    with model.keeping():
         first = model(tokens, neighbours, neighbour_mask=mask)
-        lora = next(p for name, p in decoder.named_parameters() if "lora_B" in name)
-        lora.mul_(2)
+        next(p for name, p in decoder.named_parameters() if "lora_B" in name).mul_(2)
         got = model(tokens, neighbours, neighbour_mask=mask)
-    with torch.no_grad():
-        assert torch.equal(got, model(tokens, neighbours, neighbour_mask=mask)) and not torch.equal(got, first)
+    assert torch.equal(got, model(tokens, neighbours, neighbour_mask=mask)) and not torch.equal(got, first)
+    text = torch.cat([torch.tensor(prefix).expand(2, -1), tokens], 1)
+    torch.testing.assert_close(model(tokens), decoder(text).logits[:, len(prefix) :], rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
-def test_a_prefix_is_saved_and_generation_continues_it(tmp_path):
-    model = whole(prefix=(1, 8, 3, 20))
-    model.save_pretrained(tmp_path)
-    again = huggingface.RetrofitForCausalLM.from_pretrained(tmp_path).eval()
-    tokens, neighbours, _ = batch()
-    want = model(tokens, neighbours=neighbours).logits
-    assert torch.equal(again(tokens, neighbours=neighbours).logits, want)
-    assert not torch.equal(whole()(tokens, neighbours=neighbours).logits, want)
-    prompt = tokens[:1, :5]
-    got = again.generate(prompt, max_new_tokens=6, do_sample=False, retrieve=None)
-    text = prompt
+def test_generation_without_retrieval_continues_the_prefix():
+    model, prompt = whole(prefix=(1, 8, 3, 20)), batch()[0][:1, :5]
+    got, text = model.generate(prompt, max_new_tokens=6, do_sample=False, retrieve=None), prompt
     for _ in range(got.shape[1] - prompt.shape[1]):
         text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(got, text) and got.shape[1] > prompt.shape[1]
-
-
-@torch.no_grad()
-def test_a_prefix_is_read_by_the_adapters_of_the_moment():
-    decoder = decoders.lora(make("Llama"), ("k_proj", "v_proj"), init_lora_weights=True)
-    model = whole(decoder, prefix=(1, 8, 3, 20))
-    tokens, neighbours, _ = batch()
-    before = model(tokens, neighbours=neighbours).logits
-    for name, weight in decoder.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight)
-    text = torch.cat([torch.tensor([[1, 8, 3, 20]]).expand(2, -1), tokens], 1)
-    torch.testing.assert_close(model(tokens).logits, decoder(text).logits[:, 4:], rtol=0, atol=1e-12)
-    assert (model(tokens, neighbours=neighbours).logits - before).abs().max() > 0.01
 
 
 LATER = ("Gemma", "Gemma2", "Gemma3", "Granite", "Ministral", "Nemotron", "Olmo", "Olmo2", "Olmo3") + (

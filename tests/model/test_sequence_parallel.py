@@ -10,12 +10,9 @@ from retro_model import training
 from retro_model.parallel import Line, SequencePart, gathered_attention
 from retro_model.training import Batch
 from tests import processes
-from tests.conftest import INTERPRETER
 from tests.model import tiny, toys
 
-pytestmark = pytest.mark.skipif(
-    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = toys.needs_gloo
 
 B, N, M, K, R = 2, 32, 4, 2, 6
 

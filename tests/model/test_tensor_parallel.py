@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from retro_model import checkpoint, training
@@ -14,12 +13,9 @@ from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAtten
 from retro_model.parallel import SequencePart, parallelize
 from retro_model.training import Batch
 from tests import processes
-from tests.conftest import INTERPRETER
 from tests.model import tiny, toys
 
-pytestmark = pytest.mark.skipif(
-    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = toys.needs_gloo
 
 SIZES = {"num_heads": 4, "encoder_heads": 2, "num_layers": 2, "cca_layers": (2,), "encoder_layers": 1}
 SETTINGS = training.Settings(steps=2, warmup_steps=0, max_lr=0.01, clip=0.5)

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from tests.conftest import INTERPRETER
+
+needs_gloo = pytest.mark.skipif(INTERPRETER or not (dist.is_available() and dist.is_gloo_available()), reason="no gloo")
 
 
 @dataclass

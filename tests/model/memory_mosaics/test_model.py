@@ -1,6 +1,5 @@
 """Memory Mosaics: the paper's equations one token at a time, causality, documents, errors."""
 
-import ast
 import itertools
 from pathlib import Path
 
@@ -273,21 +272,10 @@ def test_bad_input_is_named(message):
 
 
 def test_the_equations_stay_readable():
-    """Configuration, memories and model have less than 285 lines, without docstrings and comments and with a function's
-    arguments on one line.
-    """
-    count = 0
-    for name in ("config", "contextual_memory", "model"):
-        text = Path(memory_mosaics.__file__).with_name(f"{name}.py").read_text()
-        left_out: set[int] = set()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-                left_out.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-            if isinstance(node, ast.FunctionDef):
-                left_out.update(range(node.lineno + 1, node.body[0].lineno))
-        for number, line in enumerate(text.splitlines(), 1):
-            count += number not in left_out and bool(line.strip()) and not line.strip().startswith("#")
-    assert count < 285
+    """The model's file has less than 250 lines; with configuration and memories it has less than 520."""
+    folder, names = Path(memory_mosaics.__file__).parent, ("model", "config", "contextual_memory")
+    lines = [len((folder / f"{name}.py").read_text().splitlines()) for name in names]
+    assert lines[0] < 250 and sum(lines) < 520
 
 
 def test_the_first_block_is_what_the_equations_say():
