@@ -12,17 +12,12 @@ import torch
 from retro_kernels.testing import relative_error
 from retro_model.generation import generate
 from tests.model import decoders
-from tests.model.test_retrofit import ADDED, K, M, R, V, gpt2, llama
+from tests.model.test_retrofit import ADDED, K, M, R, V, gpt2, llama, retrieve
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
 from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForCausalLM  # noqa: E402
-
-
-def retrieve(chunks):
-    """Return neighbours that depend on the chunk."""
-    return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
 
 
 def model(make=llama, **changes):

@@ -9,9 +9,8 @@ from retro_model.retrofit import retrofit
 from retro_model.retrofit.decoders import cache_name
 from retro_model.retrofit.rpt import retrofit_rpt
 from tests.model import decoders
-from tests.model.test_huggingface import retrieve
 from tests.model.test_own_attention import make
-from tests.model.test_retrofit import ADDED, LAYERS, K, M, R, V
+from tests.model.test_retrofit import ADDED, LAYERS, K, M, R, V, retrieve
 
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("retro_model.integrations.huggingface")

@@ -60,6 +60,11 @@ def batch(seed: int = 0, K: int = K):
     return torch.randint(V, (2, N), generator=g), torch.randint(V, (2, N // M, K, R), generator=g), mask
 
 
+def retrieve(chunks):
+    """Return neighbours that depend on the chunk."""
+    return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
+
+
 def retrofitted(make, effect: bool = False):
     """Return the original decoder, and one with retrieval; with `effect` as if trained."""
     torch.manual_seed(0)
@@ -224,10 +229,6 @@ def test_generation_is_greedy_continuation_of_the_whole(make):
     model.double().eval()
     prompts, calls = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], list(range(M)), list(range(2 * M + 1))], []
     model.decoder.register_forward_hook(lambda *_: calls.append(1))
-
-    def retrieve(chunks):
-        return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
-
     texts = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
     assert [len(text) for text in texts] == [len(prompt) + 2 * M + 3 for prompt in prompts]
     assert len(calls) == 2 * M + 3

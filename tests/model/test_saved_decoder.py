@@ -10,9 +10,9 @@ import torch
 from torch.nn.utils import prune
 
 from tests.model import decoders
-from tests.model.test_huggingface import retrieve, rows
+from tests.model.test_huggingface import rows
 from tests.model.test_own_attention import make
-from tests.model.test_retrofit import ADDED, LAYERS, M, R, V
+from tests.model.test_retrofit import ADDED, LAYERS, M, R, V, retrieve
 
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("retro_model.integrations.huggingface")

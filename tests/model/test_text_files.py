@@ -266,31 +266,17 @@ def test_token_ids_are_rows_too(tmp_path):
     assert TokenStore(tmp_path / "s").num_tokens == store.num_tokens == 4
 
 
-def a_pdf(text: str) -> bytes:
-    """Return a PDF of one page."""
-    stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
-    parts = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
-        b"/Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    body, offsets = b"%PDF-1.4\n", []
-    for number, part in enumerate(parts, 1):
-        offsets.append(len(body))
-        body += b"%d 0 obj\n%s\nendobj\n" % (number, part)
-    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
-    head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(parts) + 1)
-    tail = b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(parts) + 1, len(body))
-    return body + head + table + tail
+def write_pdf(path, text: str) -> None:
+    """Write a PDF of one page."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.text(0.1, 0.5, text)
+    figure.savefig(path)
 
 
 def test_a_pdf_is_read_by_pypdf(tmp_path):
     pytest.importorskip("pypdf")
-    (tmp_path / "letter.pdf").write_bytes(a_pdf("The boiler needs 1.7 bar"))
-    (tmp_path / "scan.pdf").write_bytes(a_pdf(""))
+    write_pdf(tmp_path / "letter.pdf", "The boiler needs 1.7 bar")
+    write_pdf(tmp_path / "scan.pdf", "")
     (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4\nnothing")
     left_out = LeftOut()
     documents = list(read_texts(find_texts([tmp_path]), root=tmp_path, left_out=left_out))
@@ -301,6 +287,6 @@ def test_a_pdf_is_read_by_pypdf(tmp_path):
 
 def test_without_pypdf_a_pdf_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pypdf", None)
-    (tmp_path / "letter.pdf").write_bytes(a_pdf("x"))
+    (tmp_path / "letter.pdf").write_bytes(b"%PDF-1.4")
     with pytest.raises(ValueError, match=r"letter\.pdf: expected pypdf, which reads PDF; .*; pip install pypdf"):
         list(read_texts([tmp_path / "letter.pdf"]))
