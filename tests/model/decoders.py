@@ -70,7 +70,7 @@ def assert_wrong_input_is_named(model, tokens, neighbours, mask) -> None:
 def assert_checkpointing_changes_no_gradient(model, batches, part, calls: tuple[int, int]) -> None:
     """Check two passes before one backward pass: each recomputed block uses the neighbours of its own pass.
 
-    calls: of the module `part`, without and with recomputation.
+    calls: how often the module `part` is called without and with recomputation.
     """
     computed = []
     part.register_forward_hook(lambda *_: computed.append(1))
