@@ -99,11 +99,7 @@ class Lessons:
 
 
 def make_optimizer(
-    model: nn.Module,
-    settings: Settings,
-    lessons: Lessons,
-    kind: str = "adabelief",
-    rates: Mapping[str, float] | None = None,
+    model: nn.Module, settings: Settings, lessons: Lessons, kind: str = "adabelief", rates: Mapping[str, float] = {}
 ) -> torch.optim.Optimizer:
     """Return AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in groups of their own.
 
@@ -114,7 +110,7 @@ def make_optimizer(
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
     plain = getattr(model, "module", model)
     retriever, scales = getattr(plain, "retriever", None), {}
-    for start, scale in (rates or {}).items():
+    for start, scale in rates.items():
         scales |= {id(p): scale for name, p in plain.named_parameters() if name.startswith(start)}
     if retriever is not None:
         scales |= dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)

@@ -221,7 +221,19 @@ def read(kind, tokens):
 
 
 def logits(
-    decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len, sink, maps=None, prefix=None, second_look=False
+    decoder,
+    tokens,
+    neighbours,
+    mask,
+    *,
+    bias,
+    scale,
+    layers,
+    chunk_len,
+    sink,
+    maps=None,
+    prefix=None,
+    second_look=False,
 ):
     """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
