@@ -1,5 +1,6 @@
 """Suffixes, answers and kNN-LM against one row at a time and against the definition in NumPy."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from retro_model import evaluation
+from retro_model.evaluation import knn_lm
 from retro_model.evaluation.knn_lm import (
     TokenDatastore,
     alpha_of_distances,
@@ -144,6 +146,10 @@ def test_each_document_is_scored_by_what_is_best_on_the_others(remembered):
     found = best_of_others(scores, new)
     want = np.where(new.chunk_doc == 3, scores[2].nats, scores[0].nats)
     assert np.array_equal(found.nats, want) and np.array_equal(found.tokens, scores[0].tokens)
+    alpha = alpha_of_distances(datastore, 3)
+    every = list(itertools.product(knn_lm.MIXTURES, (alpha * s for s in knn_lm.SHARPNESS)))
+    want = best_of_others(score_knn_settings(model, datastore, new, every, **options), new)
+    assert np.array_equal(knn_lm.score_tuned(model, datastore, new, **options).nats, want.nats)
 
 
 def test_knn_lm_remembers(remembered):
