@@ -142,13 +142,13 @@ def lm_eval() -> argparse.ArgumentParser:
         usage="retro-model lm-eval --model_args folder=FOLDER --tasks TASK [TASK ...] [options of lm_eval run]",
         description="""Run EleutherAI's evaluation harness on a trained model.
 
-  retro-model lm-eval --model_args folder=retrofit-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
-  retro-model lm-eval --model_args folder=retrofit-out,passages=True --tasks question_answering=questions.jsonl
+  retro-model lm-eval --model_args folder=retrofit-out --tasks wikitext lambada_openai
+  retro-model lm-eval --model_args folder=retrofit-out,passages=True --include_path . --tasks manual_pages
   retro-model lm-eval ls tasks
   retro-model lm-eval run --help       every option of the harness
 
 folder: a model folder of `retro-model retrofit`. neighbours=0 turns retrieval off; random=True reads random
 passages instead of the neighbours. The gain of retrieval is the result minus the result with random=True.
-NAME=FILE: one of these tasks on a local file. --include_path FOLDER: task files of your own.""",
+--include_path FOLDER: task files of your own; docs/evaluate.md has two.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
