@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from retro_model.base import disk, progress
+from retro_model.base import checks, disk, progress
 from retro_model.data import building
-from retro_model.data.arrays import at_least_one
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.documents import Document
 from retro_model.data.embed import Embedder, EncoderEmbedder, HashedTfidf, retokenized
@@ -103,7 +102,8 @@ def workers(options: Namespace) -> Iterator[Executor | None]:
 def run(options: Namespace) -> np.ndarray:
     """Run the command and return the neighbours."""
     begin = time.perf_counter()
-    at_least_one(**{name: getattr(options, name) for name in ("chunk_len", "neighbours", "shards", "nprobe")})
+    for name in ("chunk_len", "neighbours", "shards", "nprobe"):
+        checks.integer(name, getattr(options, name), low=1)
     options.folder.mkdir(parents=True, exist_ok=True)
     with workers(options) as executor:
         left_out = LeftOut()

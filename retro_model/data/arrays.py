@@ -5,13 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 
-def at_least_one(**values: int) -> None:
-    """Raise ValueError unless all are integers of at least 1."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
-
-
 def integers(name: str, values, dims: int | None = None) -> np.ndarray:
     """Return the values as an array. Raise TypeError or ValueError unless they are integers in `dims` dimensions."""
     array = np.asarray(values)

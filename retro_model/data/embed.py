@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retro_model.base import disk
+from retro_model.base import checks, disk
 
-from .arrays import at_least_one, integers, row_lengths
+from .arrays import integers, row_lengths
 from .building import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
@@ -53,7 +53,7 @@ class HashedTfidf:
     """
 
     def __init__(self, dim: int = 512) -> None:
-        at_least_one(dim=dim)
+        checks.integer("dim", dim, low=1)
         self.dim, self.num_chunks, self.frequency = dim, 0, np.zeros(BUCKETS, np.int64)
 
     @property

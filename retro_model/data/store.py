@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retro_model.base import disk
+from retro_model.base import checks, disk
 
 from . import files
-from .arrays import at_least_one
 from .documents import Document, as_documents
 from .hub import as_encoder
 from .tokens import BOS, PAD, Encoder
@@ -145,7 +144,8 @@ def build_store(
     Raises: TypeError, ValueError: there are no documents; naming the document that has no tokens, ids outside the
     vocabulary or text that is not UTF-8; the setting or the document in which the folder differs; the corrupt file.
     """
-    at_least_one(chunk_len=chunk_len, commit_every=commit_every)
+    checks.integer("chunk_len", chunk_len, low=1)
+    checks.integer("commit_every", commit_every, low=1)
     tokenizer = as_encoder(tokenizer)
     bos_id = getattr(tokenizer, "bos_id", BOS)
     if bos and bos_id is None:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from retro_kernels import extensions
+from retro_model.base import checks
 
-from .arrays import at_least_one, integers, row_lengths, seen, within
+from .arrays import integers, row_lengths, seen, within
 
 ABI = 1  # version of the bindings' signatures, equal to `abi` in csrc/text/bindings.cpp
 NO_TOKEN = -1  # stands for a masked token; equals no token of a chunk
@@ -80,7 +81,8 @@ def minhash_signatures(tokens, offsets, num_permutations: int = 128, *, ngram: i
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1 (13-grams); Broder, 1997 (MinHash).
     """
     tokens, offsets = _documents(tokens, offsets)
-    at_least_one(num_permutations=num_permutations, ngram=ngram)
+    checks.integer("num_permutations", num_permutations, low=1)
+    checks.integer("ngram", ngram, low=1)
     out = np.empty((len(offsets) - 1, num_permutations), np.uint32)
     native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), out, torch.get_num_threads())
     return out
@@ -98,7 +100,7 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13) -> np.ndarray:
     Raises: TypeError, ValueError naming the argument.
     """
     tokens, offsets = _documents(tokens, offsets)
-    at_least_one(ngram=ngram)
+    checks.integer("ngram", ngram, low=1)
     pairs = np.ascontiguousarray(integers("pairs", pairs, 2), dtype=np.int64)
     if pairs.shape[1] != 2 or (pairs.size and (pairs.min() < 0 or pairs.max() >= len(offsets) - 1)):
         raise ValueError(f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {seen(pairs)}")

@@ -53,7 +53,7 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
         neighbours.main(arguments)
     with pytest.raises(SystemExit, match="--shards: expected at most one for each of 1 files; got 2"):
         neighbours.main([str(tmp_path / "sharded"), *options, "--shards", "2"])
-    with pytest.raises(SystemExit, match="neighbours: shards: expected an integer of at least 1; got 0"):
+    with pytest.raises(SystemExit, match="neighbours: shards: expected an int >= 1; got 0"):
         neighbours.main([str(tmp_path / "none"), *options, "--shards", "0"])
     assert not (tmp_path / "none").exists()
     store = TokenStore(tmp_path / "run" / "store")

@@ -138,5 +138,5 @@ def test_bad_input_is_named(store):
         embedder(np.zeros((2, 3)), np.ones(2, int))
     with pytest.raises(ValueError, match="lengths: expected"):
         embedder(np.zeros((2, 3), int), np.array([1, 4]))
-    with pytest.raises(ValueError, match="dim: expected an integer of at least 1; got '64'"):
+    with pytest.raises(TypeError, match="dim: expected an int; got str"):
         HashedTfidf("64")

@@ -58,7 +58,7 @@ def test_what_is_held_out_is_not_in_the_library():
     ("wrong", "said"),
     [
         (["--texts", "nowhere"], "nowhere: expected a folder of text files; there is none"),
-        (["--chunk-len", "0"], "chunk_len: expected an integer of at least 1; got 0"),
+        (["--chunk-len", "0"], "chunk_len: expected an int >= 1; got 0"),
     ],
 )
 @pytest.mark.parametrize("command", [retrofit, compare])

@@ -200,7 +200,7 @@ def test_an_empty_store_is_built_only_on_request(tmp_path):
         with pytest.raises(ValueError, match="documents: expected at least one; got none"):
             build_store(tmp_path / "refused", nothing, TRAINED)
     assert os.listdir(tmp_path) == ["none"]
-    with pytest.raises(ValueError, match="chunk_len: expected an integer"):
+    with pytest.raises(ValueError, match="chunk_len: expected an int"):
         build_store(tmp_path / "bad", [], TRAINED, chunk_len=0)
 
 

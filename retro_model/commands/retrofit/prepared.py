@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from retro_model import evaluation, training
-from retro_model.base import progress
-from retro_model.data.arrays import at_least_one
+from retro_model.base import checks, progress
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
@@ -35,7 +34,9 @@ def lengths(sizes: Sizes) -> dict[str, int]:
 
 def check_positive(sizes: Sizes) -> None:
     """Raise ValueError, naming the size, unless all but the number of held-out documents are at least 1."""
-    at_least_one(**{name: size for name, size in vars(sizes).items() if type(size) is int and name != "held_out"})
+    for name, size in vars(sizes).items():
+        if isinstance(size, int) and name != "held_out":
+            checks.integer(name, size, low=1)
 
 
 class PreparedLibrary(NamedTuple):
