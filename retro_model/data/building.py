@@ -8,10 +8,11 @@ may run twice: the second run finds the shard finished.
 
 from __future__ import annotations
 
+import builtins
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -40,24 +41,15 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
     """Return task(*a) for each a, in order. executor None: in this process, one after the other.
 
     Raises:
-        The first exception of a task; RuntimeError if the executor broke. Tasks that have not begun are cancelled, and
-        finished shards are kept.
+        The exception of the first task that failed, in this order; RuntimeError if the executor broke. Tasks that have
+        not begun are cancelled, and finished shards are kept.
     """
-    calls = list(arguments)
-    if executor is None:
-        return [task(*a) for a in calls]
-    futures = []
+    columns = list(zip(*arguments))
     try:
-        futures += (executor.submit(task, *a) for a in calls)
-        for future in as_completed(futures):
-            future.result()
-        return [future.result() for future in futures]
+        return list((executor or builtins).map(task, *columns)) if columns else []
     except BrokenExecutor as error:
         advice = "run the same call again: finished shards are kept"
         raise RuntimeError(f"a process of the pool died ({error}); {advice}") from error
-    finally:
-        for future in futures:
-            future.cancel()
 
 
 def build_shards(
@@ -71,7 +63,7 @@ def build_shards(
     with disk.Lock(folder / f".{shards.MANIFEST}.lock", f"{folder}: the {kind} is being built"):
         names = [shards.name_of(s) for s in range(len(arguments))]
         each(task, [(folder / name, *rest) for name, rest in zip(names, arguments)], executor)
-        entries = [{"name": name, "sha256": shards.digest_of(folder / name / inner)} for name in names]
+        entries = [{"name": name, "sha256": disk.sha256_of(folder / name / inner)} for name in names]
         disk.write_json(folder / shards.MANIFEST, {"kind": kind, "version": shards.VERSION, "shards": entries})
 
 
@@ -122,21 +114,20 @@ def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Exec
     trained: makes the trained index: an IVF, or transforms and an IVF. Called only if none is on disk.
     keys: `shards.Joined` with one part per shard.
     """
-    empty = path.with_name(path.name + ".trained")
+    parts = path.with_name(path.name + ".parts")
+    disk.make_folder(parts)
+    empty = parts / "trained"
     if not empty.exists():
         written(trained(), empty)
-    parts = [path.with_name(f"{path.name}.part-{s:05d}") for s in range(len(keys.parts))]
-    each(_fill, [(empty, part, keys.parts[s], int(keys.starts[s])) for s, part in enumerate(parts)], executor)
-    index = _read(empty)
-    lists = path.with_name(path.name + LISTS + ".new")
-    disk.remove(lists)
-    _merge(index, parts, lists, path.name + LISTS)
-    whole = written(index, path.with_name(path.name + ".whole"))
+    filled = [parts / shards.name_of(s) for s in range(len(keys.parts))]
+    each(_fill, [(empty, part, keys.parts[s], int(keys.starts[s])) for s, part in enumerate(filled)], executor)
+    index, lists = _read(empty), parts / "lists"
+    _merge(index, filled, lists, path.name + LISTS)
+    whole = written(index, parts / "whole")
     build.adopt(path.name + LISTS, lists)
     build.adopt(path.name, whole)
     del index
-    for left in (*parts, *map(_lock, parts), empty):
-        disk.remove(left)
+    disk.remove(parts)
 
 
 def mergeable(index) -> bool:
@@ -149,16 +140,6 @@ def mergeable(index) -> bool:
     if not isinstance(inner, faiss.IndexIVF):
         return False
     return isinstance(faiss.downcast_InvertedLists(inner.invlists), faiss.ArrayInvertedLists)
-
-
-def opened(path: Path):
-    """Open the index with its lists memory-mapped."""
-    faiss = library()
-    index = faiss.read_index(str(path), faiss.IO_FLAG_SKIP_IVF_DATA)
-    lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
-    lists.filename, lists.read_only = str(path.with_name(path.name + LISTS)), True  # the folder may have moved
-    lists.do_mmap()
-    return index
 
 
 def _read(path: Path, flags: int = 0):
@@ -175,15 +156,11 @@ def written(index, path: Path) -> Path:
     return fresh.replace(path)
 
 
-def _lock(part: Path) -> Path:
-    return part.with_name(f".{part.name}.lock")
-
-
 def _fill(empty: Path, part: Path, keys: np.ndarray, first: int) -> None:
     """Write the index of one shard's keys, numbered from `first`."""
     if part.exists():
         return
-    with disk.Lock(_lock(part), f"{part} is being filled"):
+    with disk.Lock(part.with_name(f".{part.name}.lock"), f"{part} is being filled"):
         index = _read(empty)
         for start in range(0, len(keys), KEYS_AT_ONCE):
             block = np.array(keys[start : start + KEYS_AT_ONCE], np.float32)

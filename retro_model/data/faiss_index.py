@@ -76,7 +76,8 @@ class FaissSearcher(DenseSearcher):
                         whole.add(np.array(keys[first : first + KEYS_AT_ONCE], np.float32))
                     build.adopt(path.name, building.written(whole, path.with_name(path.name + ".whole")))
                 build.finish()
-        kept = building.opened(path) if merged else library().read_index(str(path))
+        flags = library().IO_FLAG_ONDISK_SAME_DIR | library().IO_FLAG_READ_ONLY  # maps merged lists, also if moved
+        kept = library().read_index(str(path), flags)
         inverted = library().try_extract_index_ivf(kept)
         if inverted is not None:
             inverted.nprobe = nprobe

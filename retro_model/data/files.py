@@ -8,6 +8,7 @@ and a manifest that contradicts its files is refused.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -21,7 +22,6 @@ import numpy as np
 from retro_model.base import disk
 
 VERSION = 1
-READ_BYTES = 1 << 22  # read at once to compute a checksum
 
 
 class Form(NamedTuple):
@@ -36,7 +36,7 @@ class Form(NamedTuple):
     counts: tuple[str, ...] = ()
 
 
-class Build:
+class Build(contextlib.AbstractContextManager):
     """Writer of the files of one build. `commit` makes the appended data durable, `finish` completes the build.
 
     manifest: path of the manifest; the files are in its folder.
@@ -58,26 +58,21 @@ class Build:
         self.complete, self.facts = False, {}
         self.files = {name: {"bytes": 0, "crc32": 0} for name in form.files}
         self._handles: dict[str, Any] = {}
-        self._lock: disk.Lock | None = None
+        self._held = contextlib.ExitStack()  # the lock and the handles
         self._continue(complete_only=True)
         if self.complete:
             return
         disk.make_folder(self.path.parent)
         lock = self.path.with_name(f".{self.path.name}.lock")
-        self._lock = disk.Lock(lock, f"{self.path}: the {form.kind} is being built")
-        try:
+        with contextlib.ExitStack() as held:
+            held.enter_context(disk.Lock(lock, f"{self.path}: the {form.kind} is being built"))
             self._continue()  # again: the last holder of the lock may have continued or finished the build
-            if self.complete:
-                self.close()
-                return
             for name, record in self.files.items():
-                handle = self._handles[name] = disk.open_plain(self.path.parent / name, "ab")
+                handle = self._handles[name] = held.enter_context(disk.open_plain(self.path.parent / name, "ab"))
                 os.ftruncate(handle.fileno(), record["bytes"])
                 if not record["bytes"]:
                     self.append(name, (starts or {}).get(name, b""))
-        except BaseException:
-            self.close()
-            raise
+            self._held = held.pop_all()
 
     def _continue(self, complete_only: bool = False) -> None:
         """Restore the state in the manifest on disk, if there is one."""
@@ -91,8 +86,7 @@ class Build:
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
         """Append bytes, or an array in C order, to a file."""
-        array = isinstance(data, np.ndarray) and data.size
-        data = memoryview(np.ascontiguousarray(data)).cast("B") if array else bytes(data)
+        data = data.tobytes() if isinstance(data, np.ndarray) else data
         self._handles[name].write(data)
         record = self.files[name]
         self.files[name] = {"bytes": record["bytes"] + len(data), "crc32": zlib.crc32(data, record["crc32"])}
@@ -121,14 +115,7 @@ class Build:
         self.close()
 
     def close(self) -> None:
-        for handle in self._handles.values():
-            handle.close()
-        self._handles = {}
-        if self._lock is not None:
-            self._lock.release()
-
-    def __enter__(self) -> Build:
-        return self
+        self._held.close()
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -189,11 +176,7 @@ def check_files(path: Path, manifest: dict, *, verify: bool) -> None:
 
 def checksum(path: Path, size: int) -> int:
     """Return the crc32 of the first `size` bytes of a file."""
-    crc = 0
-    with disk.open_plain(path) as handle:
-        while size > 0 and (block := handle.read(min(size, READ_BYTES))):
-            crc, size = zlib.crc32(block, crc), size - len(block)
-    return crc
+    return zlib.crc32(np.memmap(path, np.uint8, "r", shape=(size,))) if size else 0
 
 
 def mapped(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:

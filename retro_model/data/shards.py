@@ -39,17 +39,17 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
     try:
         listing = disk.read_json(disk.read_plain(path))
         if (listing["kind"], listing["version"]) != (kind, VERSION):
-            got = f"a {listing['kind']} of version {listing['version']}"
-            raise ValueError(f"expected a {kind} of version {VERSION}; got {got}")
+            raise ValueError(f"expected a {kind} of version {VERSION}; got {listing['kind']} {listing['version']}")
         wanted = {entry["name"]: entry["sha256"] for entry in listing["shards"]}
         if list(wanted) != [name_of(s) for s in range(len(wanted))] or not wanted:
             raise ValueError("its shards are not numbered from 0")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: corrupt ({error})") from None
     for name, digest in wanted.items():
-        if digest_of(file := folder / name / inner) != digest:
+        file = folder / name / inner
+        if not file.exists() or disk.sha256_of(file) != digest:
             advice = "build again, or restore the whole folder"
-            raise ValueError(f"{file}: another shard than {MANIFEST} names; {advice}")
+            raise ValueError(f"{file}: missing, or of another shard than {MANIFEST} names; {advice}")
     return [folder / name for name in wanted]
 
 
@@ -59,13 +59,6 @@ def parts_of(folder: Path, kind: str, inner: str, store: TokenStore) -> list[tup
     if len(parts) != len(stores):
         raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
     return list(zip(parts, stores))
-
-
-def digest_of(path: Path) -> str:
-    try:
-        return disk.sha256_of(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing; {MANIFEST} names it") from None
 
 
 class Joined:
