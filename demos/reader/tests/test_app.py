@@ -63,6 +63,7 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
     [
         ({"host": "evil.example:8765"}, "Host"),
         ({"host": "127.0.0.1.evil.example"}, "Host"),
+        ({"host": ""}, "Host"),
         ({"origin": "http://evil.example"}, "Origin"),
         ({"origin": "null"}, "Origin"),
         ({"origin": "http://127.0.0.1:9999"}, "Origin"),
