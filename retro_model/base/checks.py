@@ -13,8 +13,8 @@ from torch import Tensor
 
 from retro_kernels.checks import flag, head_dim, integer, number, probability, readable, shape, tensor
 
-__all__ = ["RETRIEVED", "flag", "head_dim", "integer", "neighbour_mask", "number", "probability"]
-__all__ += ["readable", "room", "shape", "takes", "tensor", "token_ids", "token_mask", "token_range", "tokens"]
+__all__ = ["RETRIEVED", "flag", "head_dim", "integer", "neighbour_mask", "number", "probability", "readable"]
+__all__ += ["room", "shape", "takes", "tensor", "token_ids", "token_mask", "token_range", "tokens", "usable_device"]
 
 #: Arguments of a model that hold retrieved neighbours.
 RETRIEVED = ("neighbours", "neighbour_mask")
@@ -85,6 +85,15 @@ def room(count: int, held: int, capacity: int, name: str = "capacity") -> None:
     if held + count > capacity:
         after = f" after the {held} held" if held else ""
         raise ValueError(f"tokens: expected N <= {capacity - held} ({name} = {capacity}{after}); got N={count}")
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return the device. Raise ValueError if torch cannot use it here."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: expected one that torch can use here; got {device!r} ({reason})") from None
 
 
 def takes(function: Callable, keywords: Iterable[str], wanted: str) -> None:

@@ -104,6 +104,7 @@ def run(options: Namespace) -> np.ndarray:
     begin = time.perf_counter()
     for name in ("chunk_len", "neighbours", "shards", "nprobe"):
         checks.integer(name, getattr(options, name), low=1)
+    checks.usable_device(options.device)
     options.folder.mkdir(parents=True, exist_ok=True)
     with workers(options) as executor:
         left_out = LeftOut()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 import retro_kernels as rk
+from retro_model.base import checks
 
 from .embed import Embedder
 
@@ -29,7 +30,8 @@ class DenseSearcher:
     def __init__(self, embedder: Embedder, keys: np.ndarray, chunk_doc: np.ndarray, *, device: str = "cpu") -> None:
         if keys.ndim != 2 or keys.shape != (len(chunk_doc), embedder.dim):
             raise ValueError(f"keys: expected [{len(chunk_doc)},{embedder.dim}]; got {list(keys.shape)}")
-        self.embedder, self.keys, self.chunk_doc, self.device = embedder, keys, chunk_doc, device
+        self.embedder, self.keys, self.chunk_doc = embedder, keys, chunk_doc
+        self.device = checks.usable_device(device)
         self.name = f"exact-l2 {embedder.name}"
 
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:

@@ -76,7 +76,7 @@ class Reader:
     bos_id = BOS  # token that begins texts, if the folder says that one does
 
     def __init__(self, folder: folders.ModelFolder, device: str = "cpu", model: nn.Module | None = None) -> None:
-        self.folder, self.device = folder, torch.device(device)
+        self.folder, self.device = folder, checks.usable_device(device)
         self.tokenizer = self._tokenizer()
         self.held_out = TokenStore(folder.part("held_out"))
         self.model = (self._model() if model is None else model).to(self.device).eval()

@@ -78,7 +78,7 @@ class Settings:
 
 def learning_rate(step: int, settings: Settings) -> float:
     """Return the rate at a step: a linear ramp to max_lr, a cosine to min_lr_ratio * max_lr, then constant."""
-    s = settings
+    s, step = settings, checks.integer("step", step, low=0)
     if step < s.warmup_steps:
         return s.warmup_from + (s.max_lr - s.warmup_from) * step / s.warmup_steps
     done = min(1.0, (step - s.warmup_steps) / max(1, s.steps - s.warmup_steps))

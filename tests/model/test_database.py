@@ -15,6 +15,7 @@ from retro_model.data import database as databases
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours, precompute_neighbours
+from retro_model.data.search import DenseSearcher
 from retro_model.data.store import build_store
 from tests.model.data import Given, random_documents, store_of
 
@@ -250,6 +251,8 @@ def test_other_errors(dense, store, tmp_path):
         database.values(np.array([len(store)]))
     with pytest.raises(ValueError, match="index: expected a FAISS index factory string; got 'Nonsense'"):
         opened("Nonsense", dense, store)
+    with pytest.raises(ValueError, match="device: expected one that torch can use here; got 'cuda:77'"):
+        DenseSearcher(database.searcher.embedder, database.searcher.keys, store.chunk_doc, device="cuda:77")
     with pytest.raises(ValueError, match="index: 'IVF2000,Flat' cannot be trained on 1132 chunks"):
         opened("IVF2000,Flat", dense, store)
 

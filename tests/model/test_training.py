@@ -35,6 +35,8 @@ def test_learning_rate_is_the_papers():
     assert training.learning_rate(750, s) == pytest.approx(2e-4)
     assert training.learning_rate(750 + 9250 // 2, s) == pytest.approx(0.55 * 2e-4)
     assert training.learning_rate(10_000, s) == training.learning_rate(20_000, s) == pytest.approx(2e-5)
+    with pytest.raises(ValueError, match="step: expected an int >= 0; got -1"):
+        training.learning_rate(-1, s)
 
 
 REFUSED = {

@@ -185,9 +185,11 @@ def test_the_garbage_collector_leaves_out_what_is_loaded_before_the_first_reques
     assert frozen[0] > 10_000
 
 
-def test_what_is_no_model_folder_is_named(tmp_path, capsys):
+def test_what_is_no_model_folder_or_device_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"retro-reader serve: .* expected a model folder"):
         command.main([str(tmp_path), "--no-browser"])
+    with pytest.raises(SystemExit, match="device: expected one that torch can use here; got 'foo'"):
+        command.main([str(folders.retro(tmp_path / "retro")), "--no-browser", "--device", "foo"])
 
 
 @pytest.mark.parametrize("ticket, kept", [("a" * 64, True), ("a" * 65, False), ("", False), (7, False), (None, False)])
