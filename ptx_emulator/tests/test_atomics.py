@@ -18,14 +18,10 @@ INTEGER = {
     "or": lambda x, y: x | y,
     "xor": lambda x, y: x ^ y,
     "exch": lambda x, y: y,
-    "inc": lambda x, y: 0 if x >= y else x + 1,
-    "dec": lambda x, y: y if x == 0 or x > y else x - 1,
 }
 FORMS = [
     *((how, kind) for how in ("add", "min", "max") for kind in ("u32", "s32", "u64", "s64")),
     *((how, kind) for how in ("and", "or", "xor", "exch") for kind in ("b32", "b64")),
-    ("inc", "u32"),
-    ("dec", "u32"),
 ]
 THREADS = 64
 SMEM = "\tmov.b32 %r200, smem;\n"
@@ -58,8 +54,6 @@ def updates(how, kind, space, *, opcode="atom", after=""):
 	st.global.b{bits} [%l34+16], %{letter}3;
 """
     values = np.random.default_rng(3).integers(0, 2**63, (THREADS, 8)).astype(np.uint64) * 2 + 1
-    if how in ("inc", "dec"):
-        values %= 9
     out = probe.run(body, values, threads=THREADS, shared_bytes=8)
     return values[:, 0], out[:, 0], out[:, 2]
 

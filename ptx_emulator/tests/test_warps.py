@@ -60,11 +60,8 @@ def test_faults_name_the_warps(parts, message):
         run([part.replace("nop", "mov.b32 %r6, 0") for part in parts])
 
 
-def test_reductions_and_registers():
-    body = """ setp.lt.u32 %p3, %r300, 40; bar.red.popc.u32 %r1, 3, %p3; bar.red.and.pred %p4, 3, 64, %p3;
-	bar.red.or.pred %p5, 3, !%p3; selp.b32 %r2, 256, 0, %p4; selp.b32 %r3, 512, 0, %p5; add.s32 %r1, %r1, %r2;
-	add.s32 %r1, %r1, %r3; st.global.b32 [%l34], %r1; setmaxnreg.dec.sync.aligned.u32 24;"""
-    assert (probe.run(body, threads=64)[:, 0] == 40 + 512).all()
+def test_numbers_of_registers():
+    probe.run("	setmaxnreg.dec.sync.aligned.u32 24;")
     with pytest.raises(PtxError, match="setmaxnreg: expected a multiple of 8 from 24 to 256"):
         probe.run("	setmaxnreg.inc.sync.aligned.u32 20;")
 

@@ -1,6 +1,7 @@
 // Instructions on numbers in registers: integers, floats, conversions, comparisons, selection.
 #pragma once
 
+#include <cfenv>
 #include <limits>
 
 #include "machine.h"
@@ -61,32 +62,47 @@ inline double read_float(Machine& m, int type, uint64_t v) {
   }
 }
 
-inline uint64_t write_float(Machine& m, int type, double v, bool ftz) {
+template <class T> uint64_t write_float(Machine& m, int type, T v, bool ftz) {
   switch (type) {
     case F16: return to_f16(v);
     case BF16: return to_bf16(v);
     case F32: return bits(ftz ? flushed(float(v)) : float(v));
-    case F64: return bits(v);
+    case F64: return bits(double(v));
     default: m.fault("this type is not a float");
   }
 }
 
-// option 0: flush subnormal floats to zero; x2 types: the halves one by one
+// A number of a pair or of a matrix; integers of eight bits are floats too
+inline float element(Machine& m, int type, uint64_t v) {
+  switch (type) {
+    case E4M3: return from_e4m3(uint8_t(v));
+    case E5M2: return from_e5m2(uint8_t(v));
+    case S8: return int8_t(v);
+    case U8: return uint8_t(v);
+    case TF32: return as<float>(v & 0xffffe000u);  // the low 13 bits are not read
+    default: return float(read_float(m, type, v));
+  }
+}
+
+// The type of both halves of a packed type, or the type itself
+inline int half_of(int type) { return type == F16X2 ? F16 : type == BF16X2 ? BF16 : type == F32X2 ? F32 : type; }
+
+// option 0: flush subnormal floats to zero; option 3: Rounding; x2 types: the halves one by one. The host rounds to
+// double and then to the type: two roundings in one direction equal one.
 template <class F> void float_op(Machine& m, Ins& i, F f) {
+  constexpr int MODES[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
   bool ftz = i.option[0];
-  bool packed = i.type == F16X2 || i.type == BF16X2 || i.type == F32X2;
-  int type = i.type == F16X2 ? F16 : i.type == BF16X2 ? BF16 : i.type == F32X2 ? F32 : i.type;
-  int wide = 8 * BYTES[type];
+  int type = half_of(i.type), wide = 8 * BYTES[type], count = int(i.s.size());
   uint64_t *d = m.reg(i.d[0]), *s[3];
-  int n = int(i.s.size());
-  for (int k = 0; k < n; ++k)
+  for (int k = 0; k < count; ++k)
     s[k] = m.reg(i.s[k]);
+  std::fesetround(MODES[i.option[3]]);
   m.each([&](int t) {
     uint64_t out = 0;
-    for (int half = 0; half < (packed ? 2 : 1); ++half) {
+    for (int half = 0; half < (type == i.type ? 1 : 2); ++half) {
       double x[3] = {};
-      for (int k = 0; k < n; ++k) {
-        x[k] = read_float(m, type, packed ? zero_extended(s[k][t] >> (wide * half), wide / 8) : s[k][t]);
+      for (int k = 0; k < count; ++k) {
+        x[k] = read_float(m, type, zero_extended(s[k][t] >> (wide * half), wide / 8));
         if (ftz && type == F32)
           x[k] = flushed(float(x[k]));
       }
@@ -94,10 +110,9 @@ template <class F> void float_op(Machine& m, Ins& i, F f) {
     }
     d[t] = out;
   });
+  std::fesetround(FE_TONEAREST);
 }
 
-// Float32 sums and products are rounded once from double: exact for +, -, * and a fused multiply-add but for ties
-// beyond 2^-53
 inline double least(double a, double b, bool nan) {
   if (a != a || b != b)
     return nan ? std::numeric_limits<double>::quiet_NaN() : (a != a ? b : a);
@@ -105,71 +120,29 @@ inline double least(double a, double b, bool nan) {
 }
 inline double most(double a, double b, bool nan) { return -least(-a, -b, nan); }
 
-// The float next to `sum`, whose error is `rest`, in a direction: rounding other than to nearest
-inline float directed(double sum, double rest, int how) {
-  float near = float(sum), infinity = std::numeric_limits<float>::infinity();
-  if (near != near)
-    return near;
-  double gap = sum - double(near);
-  if (gap == 0)
-    gap = rest;
-  bool down = how == DOWN || (how == ZERO && near > 0), up = how == UP || (how == ZERO && near < 0);
-  if (down && gap < 0)
-    return std::nextafter(near, -infinity);
-  if (up && gap > 0)
-    return std::nextafter(near, infinity);
-  return near;
-}
-
-// a * b + c of float32, rounded in a direction; the product is exact in double, and the sum's error is known
-inline void rounded(Machine& m, Ins& i, double sign, bool multiplies, bool adds) {
-  if (i.type != F32)
-    m.fault("only float32 is rounded other than to nearest");
-  auto flush = [&](float v) { return i.option[0] ? flushed(v) : v; };
-  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
-    auto read = [&](uint64_t v) { return double(flush(as<float>(v))); };
-    double x = multiplies ? read(a) * read(b) : read(a), y = adds ? sign * read(c) : 0.0;
-    double sum = adds ? x + y : x, part = sum - x, rest = adds ? (x - (sum - part)) + (y - part) : 0.0;
-    return bits(flush(directed(sum, rest, int(i.option[3]))));
-  });
-}
-
-inline void add(Machine& m, Ins& i) {
+// f of two floats, or of two integers, whose low bits it gives. Float32 is rounded once from double: exact for +, - and
+// *
+template <class F> void binary(Machine& m, Ins& i, F f) {
   if (halves(i))
-    return by_halves(m, i, [](int a, int b) { return a + b; });
-  if (i.type >= F16 && i.option[3])
-    return rounded(m, i, 1, false, true);
+    return by_halves(m, i, f);
   if (i.type >= F16)
-    return float_op(m, i, [](double a, double b, double) { return a + b; });
-  integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) + uint64_t(b); });
+    return float_op(m, i, [&](double a, double b, double) { return f(a, b); });
+  of_bits(m, i, [&](uint64_t a, uint64_t b, auto...) { return held(f(a, b), i.type, i.width); });
 }
-inline void sub(Machine& m, Ins& i) {
-  if (i.type >= F16 && i.option[3])
-    return rounded(m, i, -1, false, true);
-  if (i.type >= F16)
-    return float_op(m, i, [](double a, double b, double) { return a - b; });
-  integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) - uint64_t(b); });
-}
-inline void mul(Machine& m, Ins& i) {  // floats, and the low half of integers
-  if (i.type >= F16 && i.option[3])
-    return rounded(m, i, 1, true, false);
-  if (i.type >= F16)
-    return float_op(m, i, [](double a, double b, double) { return a * b; });
-  integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) * uint64_t(b); });
-}
+constexpr Handler add = [](Machine& m, Ins& i) { binary(m, i, [](auto a, auto b) { return a + b; }); };
+constexpr Handler sub = [](Machine& m, Ins& i) { binary(m, i, [](auto a, auto b) { return a - b; }); };
+constexpr Handler mul = [](Machine& m, Ins& i) { binary(m, i, [](auto a, auto b) { return a * b; }); };
 inline void mul_hi(Machine& m, Ins& i) {
   int shift = 8 * BYTES[i.type];
   integer_binary(m, i, [&](auto a, auto b) { return uint64_t((__int128(a) * __int128(b)) >> shift); });
 }
 inline void fma(Machine& m, Ins& i) {
-  if (i.option[3])
-    return rounded(m, i, 1, true, true);
-  if (i.type == F32)
+  if (i.type == F32 && !i.option[3])  // the most frequent, without a detour through double
     return of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
       float x = as<float>(a), y = as<float>(b), z = as<float>(c);
       return bits(i.option[0] ? flushed(std::fma(flushed(x), flushed(y), flushed(z))) : std::fma(x, y, z));
     });
-  if (i.type == F32X2)
+  if (half_of(i.type) == F32)
     return float_op(m, i, [](double a, double b, double c) { return std::fma(float(a), float(b), float(c)); });
   float_op(m, i, [](double a, double b, double c) { return std::fma(a, b, c); });
 }
@@ -287,23 +260,6 @@ inline void copysign_(Machine& m, Ins& i) {  // the sign of the first, the rest 
   float_op(m, i, [](double a, double b, double) { return std::copysign(b, a); });
 }
 
-enum Kind { FINITE, INFINITE, NUMBER, NOT_A_NUMBER, NORMAL, SUBNORMAL };
-
-inline void testp(Machine& m, Ins& i) {  // option 0: Kind
-  double least_normal = i.type == F32 ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
-  of_bits(m, i, [&](uint64_t a, auto...) {
-    double v = read_float(m, i.type, a);
-    switch (i.option[0]) {
-      case FINITE: return std::isfinite(v);
-      case INFINITE: return std::isinf(v);
-      case NUMBER: return !std::isnan(v);
-      case NOT_A_NUMBER: return std::isnan(v);
-      case NORMAL: return std::isfinite(v) && std::fabs(v) >= least_normal;
-      default: return v != 0 && std::fabs(v) < least_normal;
-    }
-  });
-}
-
 // mov: one value; several sources pack into one register, several destinations unpack it
 inline void mov(Machine& m, Ins& i) {
   if (i.d.size() == 1 && i.s.size() == 1) {
@@ -332,7 +288,6 @@ inline void selp(Machine& m, Ins& i) {
 }
 
 enum Comparison { EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, NUM, NAN_ };
-enum Combination { ALONE, AND, OR, XOR };
 
 template <class T> bool compares(int how, T a, T b) {
   bool unordered = a != a || b != b;
@@ -350,26 +305,15 @@ template <class T> bool compares(int how, T a, T b) {
   }
 }
 
-// option 0: Comparison; option 1: Combination with the third source; option 2: that source is negated; a second
-// destination: the negation
-inline void setp(Machine& m, Ins& i) {
-  uint64_t *d = m.reg(i.d[0]), *e = i.d.size() > 1 ? m.reg(i.d[1]) : nullptr;
-  uint64_t *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
-  auto put = [&](int t, bool yes) {
-    bool other = c && (i.option[2] ? !c[t] : c[t]);
-    auto joined = [&](bool v) {
-      return i.option[1] == AND ? v && other : i.option[1] == OR ? v || other : i.option[1] == XOR ? v != other : v;
-    };
-    d[t] = joined(yes);
-    if (e)
-      e[t] = joined(!yes);
-  };
+inline void setp(Machine& m, Ins& i) {  // option 0: Comparison
   int how = int(i.option[0]);
   if (i.type >= F16)
-    return m.each([&](int t) { put(t, compares(how, read_float(m, i.type, a[t]), read_float(m, i.type, b[t]))); });
+    return of_bits(m, i, [&](uint64_t a, uint64_t b, auto...) {
+      return compares(how, read_float(m, i.type, a), read_float(m, i.type, b));
+    });
   with_integer(m, i.type, [&](auto zero) {
     using T = decltype(zero);
-    m.each([&](int t) { put(t, compares(how, as<T>(a[t]), as<T>(b[t]))); });
+    of_bits(m, i, [&](uint64_t a, uint64_t b, auto...) { return compares(how, as<T>(a), as<T>(b)); });
   });
 }
 
@@ -382,13 +326,6 @@ inline void cvt(Machine& m, Ins& i) {
   uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
   bool ftz = i.option[0];
   int from = i.type2, to = i.type;
-  if (to == BF16X2 || to == F16X2) {  // first source above, second below
-    uint64_t* b = m.reg(i.s[1]);
-    int half = to == BF16X2 ? BF16 : F16;
-    return m.each([&](int t) {
-      d[t] = write_float(m, half, as<float>(a[t]), false) << 16 | write_float(m, half, as<float>(b[t]), false);
-    });
-  }
   if (to == TF32) {  // 10 bits of mantissa; ties away from zero
     return m.each([&](int t) { d[t] = std::isfinite(as<float>(a[t])) ? ((a[t] + 0x1000) & 0xffffe000u) : a[t]; });
   }
@@ -417,28 +354,24 @@ inline void cvt(Machine& m, Ins& i) {
       uint64_t v = is_signed(from) ? uint64_t(sign_extended(a[t], BYTES[from])) : zero_extended(a[t], BYTES[from]);
       if (to < F16)
         out = zero_extended(v, BYTES[to]);
-      else if (to == F32)
-        out = is_signed(from) ? bits(float(int64_t(v))) : bits(float(v));
       else
-        out = write_float(m, to, is_signed(from) ? double(int64_t(v)) : double(v), ftz);
+        out = is_signed(from) ? write_float(m, to, int64_t(v), ftz) : write_float(m, to, v, ftz);
     }
     d[t] = to < F16 ? held(out, to, i.width) : out;
   });
 }
 
-// Pairs of eight-bit floats. type2 -> type, elements of the pairs; float32 come in two sources, the first above
+// Two floats at once. type2 -> type, elements of the pairs; float32 come in two sources, the first above
 inline void cvt_pair(Machine& m, Ins& i) {
-  auto read = [&](int type, uint64_t v) -> double {
-    return type == E4M3 ? from_e4m3(uint8_t(v)) : type == E5M2 ? from_e5m2(uint8_t(v)) : read_float(m, type, v);
-  };
-  auto write = [&](int type, double v) -> uint64_t {
-    return type == E4M3 ? to_e4m3(v) : type == E5M2 ? to_e5m2(v) : write_float(m, type, v, false);
-  };
   uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s.back());
   int from = 8 * BYTES[i.type2], to = 8 * BYTES[i.type];
+  auto converted = [&](uint64_t v) -> uint64_t {
+    float x = element(m, i.type2, v);
+    return i.type == E4M3 ? to_e4m3(x) : i.type == E5M2 ? to_e5m2(x) : write_float(m, i.type, x, false);
+  };
   m.each([&](int t) {
     uint64_t low = i.s.size() > 1 ? b[t] : a[t], high = i.s.size() > 1 ? a[t] : a[t] >> from;
-    d[t] = write(i.type, read(i.type2, high)) << to | write(i.type, read(i.type2, low));
+    d[t] = converted(high) << to | converted(low);
   });
 }
 

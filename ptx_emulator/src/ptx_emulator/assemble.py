@@ -13,7 +13,6 @@ from .parse import Constant, PtxError, Register, Statement, Symbol, Vector
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
-_JOINS = {"and": 1, "or": 2, "xor": 3}
 _DIRECTED = ("rz", "rm", "rp")  # other than to nearest
 _ROUNDINGS = {"rn": 0, "rni": 0, "rz": 1, "rzi": 1, "rm": 2, "rmi": 2, "rp": 3, "rpi": 3, "rna": 4}
 _SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
@@ -33,6 +32,12 @@ _ACQUIRES, _RELEASES, _STRONG = 1, 2, 4
 _HINTS = _ORDERS | {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "weak"}
 _HINTS |= {f"L2::{hint}" for hint in ("cache_hint", "64B", "128B", "256B")}
 _HINTS |= {f"L1::{hint}" for hint in ("evict_last", "evict_first", "evict_normal", "no_allocate")}
+
+
+#: the number of each type in machine.h; plain bits are unsigned integers
+TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64", "pred", "f16x2", "bf16x2")
+TYPES += ("tf32", "f32x2", "e4m3", "e5m2", "u16x2", "s16x2")
+TYPES = {name: number for number, name in enumerate(TYPES)} | {"b8": 0, "b16": 1, "b32": 2, "b64": 3}
 
 
 @dataclasses.dataclass
@@ -83,10 +88,10 @@ def known(parts: list[str], *allowed: str) -> set[str]:
 #: operands that are read, where it isn't two
 _READ = {
     **dict.fromkeys(("not", "neg", "abs", "popc", "clz", "brev", "ex2", "lg2", "rcp", "sqrt", "rsqrt"), (1,)),
-    **dict.fromkeys(("sin", "cos", "tanh", "testp"), (1,)),
+    **dict.fromkeys(("sin", "cos", "tanh"), (1,)),
     **dict.fromkeys(("fma", "mad", "bfe", "prmt", "shf", "selp"), (3,)),
     **dict.fromkeys(("bfi", "lop3"), (4,)),
-    "cvt": (1, 2),
+    "cvt": (1,),
 }
 
 
@@ -183,15 +188,6 @@ def _special(s, parts):
     return _plain(root, s, kind, (int("ftz" in flags),))
 
 
-_KINDS = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
-
-
-@form("testp")
-def _test(s, parts):
-    which, kind = parts
-    return _plain("testp", s, kind, (_KINDS.index(which),))
-
-
 @form("mov", "cvta")
 def _move(s, parts):
     target, source = s.operands
@@ -207,30 +203,18 @@ def _move(s, parts):
 def _compare(s, parts):
     how, *modifiers, kind = parts
     how = _UNSIGNED.get(how, how)
-    joins = [part for part in modifiers if part in _JOINS]
-    known(modifiers, "ftz", *_JOINS)
-    if kind.endswith("x2"):
-        raise NotUnderstood(kind)
-    target, *sources = s.operands
-    negated = len(sources) > 2 and isinstance(sources[2], tuple)
-    if negated:
-        sources[2] = sources[2][1]
-    if bool(joins) != (len(sources) > 2):
-        raise NotUnderstood("a comparison joined with nothing")
-    options = (COMPARISONS.index(how), _JOINS[joins[0]] if joins else 0, int(negated))
-    return Instruction("setp", kind, sources, values(target), options=options)
+    known(modifiers, "ftz")
+    if kind.endswith("x2") or isinstance(s.operands[0], Vector):
+        raise NotUnderstood("two results")
+    return _plain("setp", s, kind, (COMPARISONS.index(how),))
 
 
 @form("cvt")
 def _convert(s, parts):
     *modifiers, to, source = parts
-    if {"e4m3x2", "e5m2x2"} & {to, source}:
+    if to.endswith("x2"):
         return _pair(s, modifiers, to, source)
-    known(modifiers, "ftz", "sat", "satfinite", *_ROUNDINGS)
-    if "satfinite" in modifiers:
-        raise NotUnderstood("satfinite")
-    if to in ("bf16x2", "f16x2") and source != "f32":
-        raise NotUnderstood(f"from {source}")
+    known(modifiers, "ftz", "sat", *_ROUNDINGS)
     default = 0 if to.startswith(("f", "b", "t")) else 1
     rounding = next((_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS), default)
     integral = any(part in ("rni", "rzi", "rmi", "rpi") for part in modifiers)
@@ -239,13 +223,12 @@ def _convert(s, parts):
 
 
 def _pair(s, modifiers, to, source):
-    """Two eight-bit floats at once."""
-    known(modifiers, "rn", "satfinite")
+    """Two floats at once."""
     narrow, wide = ("e4m3x2", "e5m2x2"), ("f16x2", "bf16x2")
-    if source not in ((*wide, "f32") if to in narrow else narrow if to in wide else ()):
+    if source not in ((*wide, "f32") if to in narrow else (*narrow, "f32") if to in wide else ()):
         raise NotUnderstood(f"from {source}")
-    if to in narrow and "satfinite" not in modifiers:
-        raise NotUnderstood("a conversion that does not saturate")
+    if known(modifiers, "rn", "satfinite") != ({"rn", "satfinite"} if to in narrow else {"rn"}):
+        raise NotUnderstood("saturation, or none")
     target, *sources = s.operands
     if len(sources) != (2 if source == "f32" else 1):
         raise NotUnderstood("operands")
@@ -307,7 +290,7 @@ def _policy(s, parts):
 
 
 _REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
-UPDATES = {name: n for n, name in enumerate((*_REDUCTIONS, "exch", "cas", "inc", "dec"))}
+UPDATES = {name: n for n, name in enumerate((*_REDUCTIONS, "exch", "cas"))}
 
 
 @form("atom", "red")
@@ -363,19 +346,8 @@ def _barrier(s, parts):
         flags = known(parts[2:], "aligned", *(("acquire",) if parts[1] == "wait" else ("release", "relaxed")))
         options = (int("aligned" in flags), int("relaxed" in flags))
         return Instruction({"arrive": "cluster.arrive", "wait": "cluster.wait"}[parts[1]], options=options)
-    what, *modifiers = [part for part in parts if part not in ("cta", "aligned")]
-    if what == "red":
-        how, kind = modifiers
-        target, number, *count, source = s.operands
-        if kind != ("u32" if how == "popc" else "pred"):
-            raise NotUnderstood(s.opcode)
-        negated = isinstance(source, tuple)
-        options = (2 + ("popc", "and", "or").index(how), len(count), int(negated))
-        return Instruction(
-            "bar", sources=[number, *count, source[1] if negated else source], destinations=[target], options=options
-        )
-    known(modifiers)
-    number, *count = s.operands
+    (what,) = (part for part in parts if part not in ("cta", "aligned"))
+    _number, *count = s.operands
     if len(count) > 1 or (what == "arrive" and not count):
         raise NotUnderstood("operands")
     return Instruction("bar", sources=s.operands, options=(("sync", "arrive").index(what), len(count)))

@@ -13,8 +13,7 @@ inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b,
     return zero_extended(b, bytes);
   if (how == COMPARE)
     return old == zero_extended(b, bytes) ? zero_extended(c, bytes) : old;
-  if (type == F16X2 || type == BF16X2) {
-    int half = type == F16X2 ? F16 : BF16;
+  if (int half = half_of(type); half != type) {
     uint64_t low = updated(m, how, half, old & 0xffff, b & 0xffff, 0, false);
     return low | updated(m, how, half, old >> 16, (b >> 16) & 0xffff, 0, false) << 16;
   }
@@ -27,12 +26,7 @@ inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b,
   }
   return with_integer(m, type, [&](auto zero) {
     using T = decltype(zero);
-    T x = as<T>(old), y = as<T>(b);
-    if (how == INCREMENT)
-      return bits<T>(x >= y ? T(0) : T(x + 1));
-    if (how == DECREMENT)
-      return bits<T>(x == 0 || x > y ? y : T(x - 1));
-    return bits<T>(joined(how, x, y));
+    return bits<T>(joined(how, as<T>(old), as<T>(b)));
   });
 }
 
@@ -48,9 +42,9 @@ inline void atom(Machine& m, Ins& i) {
     m.each_of(w, [&](int t) {
       uint64_t at = address[t] + uint64_t(i.option[0]);
       uint8_t* host = shared ? m.shared.data() + m.offset_of(at, bytes, t, i.option[1] == CLUSTER)
-                             : m.touch(at, bytes, t, true, true, i.option[4]);
+                             : m.touch(at, bytes, t, UPDATES, i.option[4]);
       if (shared)
-        m.note_atomic(host - m.shared.data(), bytes, t);
+        m.note<UPDATES>(host - m.shared.data(), bytes, t);
       addresses.push_back(at);
       bool changes = false;
       for (int k = 0; k < count; ++k) {

@@ -26,17 +26,15 @@ inline void shr(Machine& m, Ins& i) {
   });
 }
 inline void bfe(Machine& m, Ins& i) {
-  int bytes = BYTES[i.type], top = 8 * bytes - 1;
-  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
-    int pos = int(b & 0xff), len = int(c & 0xff);
-    uint64_t value = zero_extended(a, bytes);
-    bool sign = is_signed(i.type) && len > 0 && ((value >> std::min(pos + len - 1, top)) & 1);
-    uint64_t out = sign ? ~uint64_t(0) : 0;
-    for (int k = 0; k < len && k <= top && pos + k <= top; ++k) {
-      uint64_t bit = (value >> (pos + k)) & 1;
-      out = (out & ~(uint64_t(1) << k)) | (bit << k);
-    }
-    return zero_extended(out, bytes);
+  int bytes = BYTES[i.type];
+  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) -> uint64_t {
+    int from = int(b & 0xff), unused = std::max(64 - int(c & 0xff), 0);  // bits above the field
+    if (unused == 64)
+      return 0;
+    if (is_signed(i.type))
+      return zero_extended(
+          uint64_t(int64_t(uint64_t(sign_extended(a, bytes) >> std::min(from, 63)) << unused) >> unused), bytes);
+    return from > 63 ? 0 : zero_extended(a, bytes) >> from << unused >> unused;
   });
 }
 inline void bfi(Machine& m, Ins& i) {

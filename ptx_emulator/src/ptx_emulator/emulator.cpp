@@ -16,7 +16,6 @@ const std::map<std::string, Handler> HANDLERS = {
     {"mixed", mixed}, {"extended", extended}, {"div", div}, {"rem", rem},
     {"min", min_}, {"max", max_}, {"neg", neg}, {"abs", abs_}, {"ex2", ex2}, {"lg2", lg2}, {"rcp", rcp},
     {"sqrt", sqrt_}, {"rsqrt", rsqrt}, {"sin", sin_}, {"cos", cos_}, {"tanh", tanh_}, {"copysign", copysign_},
-    {"testp", testp},
     {"and", and_}, {"or", or_}, {"xor", xor_}, {"not", not_}, {"shl", shl}, {"shr", shr}, {"bfe", bfe}, {"bfi", bfi},
     {"prmt", prmt}, {"lop3", lop3}, {"shf", shf}, {"popc", popc}, {"clz", clz}, {"brev", brev},
     {"mov", mov}, {"selp", selp}, {"setp", setp}, {"cvt", cvt}, {"cvt.pair", cvt_pair}, {"ld", ld}, {"st", st},
@@ -37,14 +36,6 @@ const std::map<std::string, Handler> HANDLERS = {
     {"tcgen05.commit", tensor_commit},
 };
 // clang-format on
-
-const std::map<std::string, int> TYPE_NAMES = {
-    {"u8", U8},       {"b8", U8},     {"u16", U16},     {"b16", U16},       {"u32", U32},
-    {"b32", U32},     {"u64", U64},   {"b64", U64},     {"s8", S8},         {"s16", S16},
-    {"s32", S32},     {"s64", S64},   {"f16", F16},     {"bf16", BF16},     {"f32", F32},
-    {"f64", F64},     {"pred", PRED}, {"f16x2", F16X2}, {"bf16x2", BF16X2}, {"tf32", TF32},
-    {"f32x2", F32X2}, {"e4m3", E4M3}, {"e5m2", E5M2},   {"u16x2", U16X2},   {"s16x2", S16X2},
-};
 
 struct Program {
   std::vector<Ins> code;
@@ -162,41 +153,38 @@ class Run {
     }
   }
 
-  // The place of every warp: the instruction of its threads
+  // The barrier at which a thread waits
+  std::string barrier_of(int t) const {
+    int reason = m_.waits[t];
+    if (reason == AT_CLUSTER) {
+      const auto& joined = m_.cluster.joined;
+      return text("the barrier of the cluster", joined[t] ? "" : ", where it has not arrived", " (",
+                  std::count(joined.begin(), joined.end(), m_.cluster.phase + 1), " threads of all)");
+    }
+    if (reason == AT_MBARRIER) {
+      const Mbarrier& barrier = m_.tensor.barriers.at(m_.waits_at[t]);
+      return text("the mbarrier at byte ", m_.waits_at[t] % m_.stride, " (", barrier.pending, " of ", barrier.expected,
+                  " arrivals and ", barrier.bytes, " bytes are missing, phase ", barrier.phase, ")");
+    }
+    const Barrier& barrier = m_.barriers[m_.ranks[t] * BARRIERS + reason];
+    return text("barrier ", reason, " (", barrier.arrived, " threads of ",
+                barrier.wanted ? text(barrier.wanted) : "all", ")");
+  }
+
+  // The state of every warp, or of the parts of it that are at different places
   std::string deadlock() const {
     std::string said = "deadlock: no warp can run";
-    for (int first = 0, t = 0; t < m_.threads; first = t) {
-      auto same = [&](int u) {
-        return u < m_.threads && u / WARP == first / WARP && m_.alive[u] == m_.alive[first] &&
-               (!m_.alive[u] || (pc_[u] == pc_[first] && m_.waits[u] == m_.waits[first]));
-      };
-      while (same(++t)) {
+    auto state = [&](int t) { return m_.alive[t] ? std::make_pair(pc_[t], int(m_.waits[t])) : std::make_pair(-1, 0); };
+    for (int first = 0, end = 0; first < m_.threads; first = end) {
+      int begin = m_.ranks[first] * m_.per_cta, next = std::min((first / WARP + 1) * WARP, m_.threads);
+      for (end = first + 1; end < next && state(end) == state(first); ++end) {
       }
-      int rank = m_.ranks[first], begin = rank * m_.per_cta;
-      said += "\n  warp " + std::to_string((first - begin) / WARP) + m_.of_rank(rank);
-      if (t - first < std::min(WARP, m_.threads - first / WARP * WARP))
-        said += ", threads " + std::to_string(first - begin) + " to " + std::to_string(t - 1 - begin) + ",";
-      if (!m_.alive[first]) {
-        said += " has ended";
-        continue;
-      }
-      int waits = m_.waits[first], before = waits < AT_MBARRIER;
-      if (waits == AT_CLUSTER) {
-        auto arrived = std::count(m_.cluster.joined.begin(), m_.cluster.joined.end(), m_.cluster.phase + 1);
-        said += std::string(" waits at the barrier of the cluster") +
-                (m_.cluster.joined[first] ? "" : ", where it has not arrived") + " (" + std::to_string(arrived) +
-                " threads of all)";
-      } else if (waits == AT_MBARRIER) {
-        const Mbarrier& barrier = m_.tensor.barriers.at(m_.waits_at[first]);
-        said += " waits at the mbarrier at byte " + std::to_string(m_.waits_at[first] % m_.stride) + " (" +
-                std::to_string(barrier.pending) + " of " + std::to_string(barrier.expected) + " arrivals and " +
-                std::to_string(barrier.bytes) + " bytes are missing, phase " + std::to_string(barrier.phase) + ")";
-      } else {
-        const Barrier& barrier = m_.barriers[rank * BARRIERS + waits];
-        said += " waits at barrier " + std::to_string(waits) + " (" + std::to_string(barrier.arrived) + " threads of " +
-                (barrier.wanted ? std::to_string(barrier.wanted) : "all") + ")";
-      }
-      said += " at instruction " + std::to_string(pc_[first] - before);
+      said += text("\n  warp ", m_.number_of(first / WARP), m_.of_rank(m_.ranks[first]));
+      if (first % WARP || end < next)
+        said += text(", threads ", first - begin, " to ", end - 1 - begin, ",");
+      bool ahead = m_.waits[first] < AT_MBARRIER;  // already at the instruction behind the barrier
+      said += m_.alive[first] ? text(" waits at ", barrier_of(first), " at instruction ", pc_[first] - ahead)
+                              : " has ended";
     }
     return said;
   }
@@ -249,13 +237,6 @@ class Run {
 }  // namespace ptx
 
 extern "C" {
-
-int ptx_type(const char* name) {
-  auto found = ptx::TYPE_NAMES.find(name);
-  return found == ptx::TYPE_NAMES.end() ? -1 : found->second;
-}
-
-int ptx_known(const char* handler) { return ptx::HANDLERS.count(handler) != 0; }
 
 void* ptx_program() { return new ptx::Program; }
 
@@ -337,50 +318,34 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
   return -1;
 }
 
-// From now on traffic is counted. out, by argument tensor where it isn't null: sectors read, written, written in part,
-// and bytes written, each distinct per CTA. Returns the number of tensors.
-int64_t ptx_traffic(void* handle, int64_t* out) {
+// Copies one of a program's records to `out`, unless it is null, and returns the length. Per instruction the counts:
+// executed, requests, units, fewest. The trace: the instructions in the order of execution since its first call. The
+// traffic since its first call, by argument tensor: sectors read, written, written in part, and bytes written, each
+// distinct per CTA. Equal: pairs of instructions by which two CTAs stored equal bytes without an order, in the last
+// run. Printed: letters, which are forgotten when they are copied.
+int64_t ptx_record(void* handle, int which, int64_t* out) {
+  enum { COUNTS, TRACE, TRAFFIC, EQUAL, PRINTED };
   auto& program = *static_cast<ptx::Program*>(handle);
-  program.counts_traffic = true;
-  if (out)
+  std::vector<int64_t> record;
+  program.tracing |= which == TRACE;
+  program.counts_traffic |= which == TRAFFIC;
+  if (which == COUNTS)
+    for (const ptx::Ins& i : program.code)
+      record.insert(record.end(), {i.executed, i.requests, i.units, i.fewest});
+  if (which == TRACE)
+    record.assign(program.trace.begin(), program.trace.end());
+  if (which == TRAFFIC)
     for (const ptx::Traffic& one : program.traffic)
-      *out++ = one.read, *out++ = one.written, *out++ = one.in_part, *out++ = one.bytes_written;
-  return int64_t(program.traffic.size());
-}
-
-// The pairs of instructions by which two CTAs stored equal bytes without an order, in the last run
-int64_t ptx_equal(void* handle, int32_t* out) {
-  auto& program = *static_cast<ptx::Program*>(handle);
-  if (out)
+      record.insert(record.end(), {one.read, one.written, one.in_part, one.bytes_written});
+  if (which == EQUAL)
     for (auto [one, other] : program.equal)
-      *out++ = one, *out++ = other;
-  return int64_t(program.equal.size());
-}
-
-// Return the program's output since the last call, and forget it where `out` takes it
-int64_t ptx_printed(void* handle, char* out) {
-  auto& program = *static_cast<ptx::Program*>(handle);
-  auto size = int64_t(program.printed.size());
-  if (out) {
-    std::copy(program.printed.begin(), program.printed.end(), out);
-    program.printed.clear();
-  }
-  return size;
-}
-
-// Record the order of execution from now on. `out`, unless null, receives the order that is recorded so far.
-int64_t ptx_trace(void* handle, int32_t* out) {
-  auto& program = *static_cast<ptx::Program*>(handle);
-  program.tracing = true;
+      record.insert(record.end(), {one, other});
+  if (which == PRINTED)
+    record.assign(program.printed.begin(), program.printed.end());
   if (out)
-    std::copy(program.trace.begin(), program.trace.end(), out);
-  return int64_t(program.trace.size());
-}
-
-// per instruction: executed, requests, units, fewest
-void ptx_counts(void* program, int64_t* out) {
-  for (const ptx::Ins& i : static_cast<ptx::Program*>(program)->code) {
-    *out++ = i.executed, *out++ = i.requests, *out++ = i.units, *out++ = i.fewest;
-  }
+    std::copy(record.begin(), record.end(), out);
+  if (out && which == PRINTED)
+    program.printed.clear();
+  return int64_t(record.size());
 }
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -30,6 +31,12 @@ constexpr int REGION_BITS = 40;         // every tensor has 2^40 addresses of it
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+template <class... Parts> std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
 
 // Types, integers first, and their bytes
 constexpr int U8 = 0, U16 = 1, U32 = 2, U64 = 3, S8 = 4, S16 = 5, S32 = 6, S64 = 7, F16 = 8, BF16 = 9, F32 = 10,
@@ -176,11 +183,6 @@ struct TensorProduct {  // one tcgen05.mma that was not waited for
   std::vector<uint32_t> granules, results, operands;
 };
 
-struct Transfer {  // one tcgen05.ld or st of a warp that was not waited for
-  bool load;
-  std::vector<uint32_t> cells;
-};
-
 struct Arrival {  // at an mbarrier, once it is waited for
   int warp = -1;  // a commit of tcgen05: when the warp's products before this one are done
   int64_t end = 0;
@@ -203,9 +205,9 @@ struct Mbarrier {
   Shared published = {};              // by arrivals of a cluster's CTAs: the clocks of their global memory
 };
 
-struct Barrier {   // of bar.sync, bar.arrive and bar.red
+struct Barrier {   // of bar.sync and bar.arrive
   int wanted = 0;  // threads; 0: all that live
-  int arrived = 0, yes = 0;
+  int arrived = 0;
   Clock released = {};
 };
 // The reason why a thread waits: the number of a barrier, or one of these
@@ -217,8 +219,8 @@ struct Tensor {
   uint64_t given_up = 0;                     // the right to allocate, by rank as bits
   std::vector<TensorProduct> products;
   int64_t made = 0;
-  std::vector<std::vector<Transfer>> transfers;  // by warp
-  std::map<int64_t, Mbarrier> barriers;          // by offset in shared memory
+  std::vector<std::vector<uint32_t>> loads, stores;  // by warp: cells of its tcgen05.ld, st that it did not wait for
+  std::map<int64_t, Mbarrier> barriers;              // by offset in shared memory
   std::map<int64_t, size_t> agents;  // of mbarriers, also of earlier ones at this offset; of warp w's products: -1 - w
   History reads, writes;             // by cell
 
@@ -260,7 +262,6 @@ struct Machine {
   ClusterBarrier cluster;
   std::vector<Clock> fenced;                             // by warp: what its last fence makes a relaxed arrival release
   std::vector<int8_t> waits;                             // by thread
-  std::vector<Ins*> wakes;                               // by thread: the bar.red that takes the barrier's result
   std::vector<int64_t> waits_at;                         // by thread: the offset of the mbarrier
   bool blocks = false, exits = false, branches = false;  // the request of a control instruction's handler
   int at = 0;                                            // the current instruction
@@ -280,11 +281,11 @@ struct Machine {
         granules((shared.size() + 1) / 2), regions(regions), hosts(hosts), carry(threads), local_bytes(local_bytes),
         local(size_t(local_bytes) * threads, 0xcb), printed(printed), ordering(ordering), copies(threads),
         products(warps / 4), bulks(threads), fence_time(warps, -1), barriers(size_t(ctas) * BARRIERS), fenced(warps),
-        waits(threads, NOTHING), wakes(threads), waits_at(threads) {
+        waits(threads, NOTHING), waits_at(threads) {
     for (int t = 0; t < threads; ++t)
       ranks[t] = uint8_t(t / per_cta);
     cluster.joined.resize(threads), sectors.resize(ctas);
-    tensor.transfers.resize(warps);
+    tensor.loads.resize(warps), tensor.stores.resize(warps);
     reads.resize(granules.size(), warps), writes.resize(granules.size(), warps);
   }
 
@@ -296,17 +297,16 @@ struct Machine {
   }
   uint64_t* reg(int index) { return registers.data() + size_t(index) * threads; }
 
+  int number_of(int warp) const { return warp - ranks[warp * WARP] * per_cta / WARP; }  // in its CTA
   // Words for messages, empty without a cluster
-  std::string of_rank(int64_t rank) const { return ctas > 1 ? " of the CTA of rank " + std::to_string(rank) : ""; }
+  std::string of_rank(int64_t rank) const { return ctas > 1 ? text(" of the CTA of rank ", rank) : ""; }
   // The first of these warps, as seen by another: by its number where it is another CTA's
   std::string one_of(uint64_t others, int me) const {
     int other = __builtin_ctzll(others), rank = ranks[other * WARP];
-    return rank == ranks[me * WARP] ? "another warp"
-                                    : "warp " + std::to_string(other - rank * per_cta / WARP) + of_rank(rank);
+    return rank == ranks[me * WARP] ? "another warp" : text("warp ", number_of(other), of_rank(rank));
   }
   [[noreturn]] void fault(const std::string& what, int thread = -1) {
-    throw Fault(what +
-                (thread < 0 ? "" : " (thread " + std::to_string(thread % per_cta) + of_rank(ranks[thread]) + ")"));
+    throw Fault(thread < 0 ? what : text(what, " (thread ", thread % per_cta, of_rank(ranks[thread]), ")"));
   }
   int living(int rank) const {
     auto first = alive.begin() + rank * per_cta;
@@ -352,7 +352,7 @@ struct Machine {
   template <class F> void each_warp(F f) {
     each_part([&](int w) {
       if (int n = active(w * WARP, WARP); n != WARP)
-        fault("divergence: " + std::to_string(n) + " of 32 threads of warp " + std::to_string(w) + " execute it");
+        fault(text("divergence: ", n, " of 32 threads of warp ", w, " execute it"));
       f(w);
     });
   }
@@ -364,45 +364,32 @@ struct Machine {
   uint8_t* local_at(uint64_t address, int bytes, int thread) {
     int64_t offset = int64_t(address & ((uint64_t(1) << REGION_BITS) - 1));
     if (offset + bytes > local_bytes)
-      fault("out of bounds of a thread's own memory: byte " + std::to_string(offset), thread);
+      fault(text("out of bounds of a thread's own memory: byte ", offset), thread);
     return local.data() + int64_t(thread) * local_bytes + offset;
-  }
-
-  // A pointer that a kernel found in memory: into a tensor whose address the program asked for
-  uint8_t* host(uint64_t address, int bytes, int thread) {
-    for (const Region& region : hosts)
-      if (address >= region.base && address + bytes <= region.base + region.bytes) {
-        if (address % bytes)
-          fault("misaligned global address: " + std::to_string(bytes) + " bytes", thread);
-        return region.host + (address - region.base);
-      }
-    fault("global address outside every tensor", thread);
   }
 
   uint8_t* global(uint64_t address, int bytes, int thread) {
     uint64_t index = address >> REGION_BITS;
     if (index == LOCAL_REGION)
       return local_at(address, bytes, thread);
-    if (index < FIRST_REGION)
-      return host(address, bytes, thread);
-    index -= FIRST_REGION;
-    if (index >= regions.size())
+    const Region* region = index - FIRST_REGION < regions.size() ? &regions[index - FIRST_REGION] : nullptr;
+    if (region == nullptr)  // a pointer that a kernel found in memory, to a tensor whose address the program read
+      for (const Region& one : hosts)
+        if (address >= one.base && address + bytes <= one.base + one.bytes)
+          region = &one;
+    if (region == nullptr)
       fault("global address outside every tensor", thread);
-    const Region& region = regions[index];
-    int64_t offset = int64_t(address - region.base);
-    if (offset < 0 || offset + bytes > region.bytes)
-      fault("out of bounds of argument tensor " + std::to_string(index) + ": byte " + std::to_string(offset) + " of " +
-                std::to_string(region.bytes),
+    int64_t offset = int64_t(address - region->base);
+    if (offset < 0 || offset + bytes > region->bytes)
+      fault(text("out of bounds of argument tensor ", index - FIRST_REGION, ": byte ", offset, " of ", region->bytes),
             thread);
     if (address % bytes)
-      fault("misaligned global address: " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset),
-            thread);
-    return region.host + offset;
+      fault(text("misaligned global address: ", bytes, " bytes at offset ", offset), thread);
+    return region->host + offset;
   }
 
   // The memory of an access, which is recorded. data: the bytes that a write stores, null where they are not known
-  uint8_t* touch(uint64_t address, int bytes, int thread, bool reads, bool writes, int64_t bits = 0,
-                 const void* data = nullptr) {
+  uint8_t* touch(uint64_t address, int bytes, int thread, Use use, int64_t bits = 0, const void* data = nullptr) {
     uint8_t* host = global(address, bytes, thread);
     uint64_t index = address >> REGION_BITS;
     if (index >= LOCAL_REGION && index < FIRST_REGION)
@@ -412,22 +399,18 @@ struct Machine {
       for (uint64_t first = address, end = address + bytes; first < end; first += 32 - first % 32) {
         Sector& sector = sectors[rank][first / 32];
         uint32_t mask = uint32_t(((uint64_t(1) << std::min<uint64_t>(32 - first % 32, end - first)) - 1) << first % 32);
-        sector.read |= reads && (mask & ~sector.written);
-        sector.written |= writes ? mask : 0;
+        sector.read |= use != WRITES && (mask & ~sector.written);
+        sector.written |= use != READS ? mask : 0;
       }
     }
     if (order != nullptr) {
       order->as(rank);
-      if (const Access* other = order->note(host, bytes, at, reads, writes, bits & STRONG, data))
-        fault(std::string("race between CTAs: ") +
-                  (reads && writes ? "updates"
-                   : writes        ? "writes"
-                                   : "reads") +
-                  " a byte that is accessed by CTA number " + std::to_string(other->cta) + " at instruction " +
-                  std::to_string(other->at) + " too, and no atomic with acquire and release orders the two",
+      if (const Access* other = order->note(host, bytes, at, use, bits & STRONG, data))
+        fault(text("race between CTAs: ", VERBS[use], " a byte that is accessed by CTA number ", other->cta,
+                   " at instruction ", other->at, " too, and no atomic with acquire and release orders the two"),
               thread);
       if (bits & STRONG)
-        order->synchronise(host, bits, reads, writes);
+        order->synchronise(host, bits, use);
     }
     return host;
   }
@@ -443,19 +426,16 @@ struct Machine {
     int64_t offset = int64_t(low & ((1u << RANK_BIT) - 1)) - int64_t(SHARED_BASE), rank = low >> RANK_BIT;
     if (rank != ranks[thread]) {
       if (rank >= ctas)
-        fault("out of bounds of shared memory: address " + std::to_string(low) +
-                  (ctas > 1 ? ", which is in no CTA of the cluster" : ""),
-              thread);
+        fault(text("out of bounds of shared memory: address ", low), thread);
       if (!remote)
         fault("an access to shared::cta with an address" + of_rank(rank), thread);
-      if (!std::any_of(&alive[rank * per_cta], &alive[rank * per_cta] + per_cta, [](auto one) { return one != 0; }))
+      if (living(int(rank)) == 0)
         fault("an access to the shared memory" + of_rank(rank) + ", which has ended", thread);
     }
     if (offset < 0 || offset + bytes > cta_bytes)
-      fault("out of bounds of shared memory: byte " + std::to_string(offset) + " of " + std::to_string(cta_bytes),
-            thread);
+      fault(text("out of bounds of shared memory: byte ", offset, " of ", cta_bytes), thread);
     if (offset % bytes)
-      fault("misaligned shared address: " + std::to_string(bytes) + " bytes at " + std::to_string(offset), thread);
+      fault(text("misaligned shared address: ", bytes, " bytes at ", offset), thread);
     return offset + rank * stride;
   }
 
@@ -467,94 +447,72 @@ struct Machine {
       visit(granules[g], g, thread / WARP);
   }
 
-  [[noreturn]] void fault_in(int64_t granule, const std::string& what, int thread = -1) {
-    fault(what + ", byte " + std::to_string(2 * granule % stride) + of_rank(2 * granule / stride), thread);
+  template <class... Parts> [[noreturn]] void fault_in(int64_t granule, int thread, const Parts&... what) {
+    fault(text(what..., ", byte ", 2 * granule % stride, of_rank(2 * granule / stride)), thread);
   }
 
-  void note_read(int64_t offset, int bytes, int thread) {
+  // An access of a thread to shared memory. data: the bytes that a write stores, null where they are not known
+  template <Use use> void note(int64_t offset, int bytes, int thread, const uint8_t* data = nullptr) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, int me) {
-      if (granule.in_flight)
-        fault_in(g, "reads shared memory that an asynchronous copy still writes", thread);
-      if (!granule.written)
-        fault_in(g, "reads uninitialised shared memory", thread);
       uint64_t others = writes.unordered(g, me, ordering);
-      if (others && (granule.atomic || others == writes.by[g]))
-        fault_in(g, "race: reads what " + one_of(others, me) + " wrote since the last barrier", thread);
-      if (!ordering.before(granule.copied, me))
-        fault_in(g, "race: reads what a bulk copy wrote that another warp waited for", thread);
-      reads.note(g, me, ordering);
-    });
-  }
-
-  void note_write(int64_t offset, int bytes, int thread, const uint8_t* data) {
-    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, int me) {
+      auto races = [&] {
+        if (use == READS)
+          return granule.atomic || others == writes.by[g];
+        if (use == UPDATES)  // atomic updates by several warps do not race with each other
+          return !granule.atomic;
+        // equal values are not a race: several warps hold copies of one value
+        return bytes > 1 && (!data || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0);
+      };
       if (granule.in_flight)
-        fault_in(g, "writes shared memory that an asynchronous copy still writes", thread);
-      if (granule.async_reads)
-        fault_in(g, "writes shared memory that a product in flight reads", thread);
-      if (uint64_t readers = reads.unordered(g, me, ordering))
-        fault_in(g, "race: writes what " + one_of(readers, me) + " read since the last barrier", thread);
-      if (!ordering.before(granule.product, me))
-        fault_in(g, "race: writes what a product read that another warp waited for", thread);
-      uint64_t others = writes.unordered(g, me, ordering);
-      // equal values are not a race: several warps hold copies of one value
-      if (others && bytes > 1 && (!data || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0))
-        fault_in(g, "race: writes what " + one_of(others, me) + " wrote since the last barrier", thread);
+        fault_in(g, thread, VERBS[use], " shared memory that an asynchronous copy still writes");
+      if (use != WRITES && !granule.written)
+        fault_in(g, thread, VERBS[use], " uninitialised shared memory");
+      if (use != READS && granule.async_reads)
+        fault_in(g, thread, VERBS[use], " shared memory that a product in flight reads");
+      if (uint64_t readers = use == READS ? 0 : reads.unordered(g, me, ordering))
+        fault_in(g, thread, "race: ", VERBS[use], " what ", one_of(readers, me), " read since the last barrier");
+      if (use != READS && !ordering.before(granule.product, me))
+        fault_in(g, thread, "race: ", VERBS[use], " what a product read that another warp waited for");
+      if (others && races())
+        fault_in(g, thread, "race: ", VERBS[use], " what ", one_of(others, me), " wrote since the last barrier");
+      if (use != WRITES && !ordering.before(granule.copied, me))
+        fault_in(g, thread, "race: ", VERBS[use], " what a bulk copy wrote that another warp waited for");
+      if (use == READS)
+        return reads.note(g, me, ordering);
+      bool own = (writes.by[g] >> me & 1) && writes.clocks[g * warps + me] == ordering.clock[me];
+      granule.atomic = use == UPDATES && (granule.atomic || (!others && !own));
       reads.by[g] = 0, writes.by[g] = others ? writes.by[g] : 0;
       writes.note(g, me, ordering);
       granule.write_time = ordering.time;
       granule.written = true;
-      granule.atomic = false;
     });
   }
 
   // An asynchronous copy to shared memory begins
   void note_copy(int64_t offset, int bytes, int thread) {
-    note_write(offset, bytes, thread, nullptr);
+    note<WRITES>(offset, bytes, thread);
     each_granule(offset, bytes, thread, [](Granule& granule, int64_t, int) { granule.in_flight = true; });
-  }
-
-  // Atomic updates by several warps do not race with each other
-  void note_atomic(int64_t offset, int bytes, int thread) {
-    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, int me) {
-      uint64_t others = writes.unordered(g, me, ordering);
-      if (granule.in_flight)
-        fault_in(g, "updates shared memory that an asynchronous copy still writes", thread);
-      if (granule.async_reads)
-        fault_in(g, "updates shared memory that a product in flight reads", thread);
-      if (!granule.written)
-        fault_in(g, "updates uninitialised shared memory", thread);
-      if (others && !granule.atomic)
-        fault_in(g, "race: updates what " + one_of(others, me) + " wrote since the last barrier", thread);
-      if (uint64_t readers = reads.unordered(g, me, ordering))
-        fault_in(g, "race: updates what " + one_of(readers, me) + " read since the last barrier", thread);
-      bool own = (writes.by[g] >> me & 1) && writes.clocks[g * warps + me] == ordering.clock[me];
-      granule.atomic |= !others && !own;
-      reads.by[g] = 0, writes.by[g] = others ? writes.by[g] : 0;
-      writes.note(g, me, ordering);
-      granule.write_time = ordering.time;
-    });
   }
 
   // CTAs run one after another, so a CTA that waits for a later CTA would wait forever
   void note_progress(bool changes, int thread) {
     idle = changes ? 0 : idle + 1;
     if (idle > IDLE)
-      fault("no progress: " + std::to_string(IDLE) +
-                " atomic updates in a row changed nothing; CTAs run one after another here, and one that waits for a "
-                "later one waits for ever",
+      fault(text("no progress: ", IDLE,
+                 " atomic updates in a row changed nothing; CTAs run one after another here, "
+                 "and one that waits for a later one waits for ever"),
             thread);
   }
 
   void read_shared(uint64_t address, int bytes, int thread, void* out, bool remote = false) {
     int64_t offset = offset_of(address, bytes, thread, remote);
-    note_read(offset, bytes, thread);
+    note<READS>(offset, bytes, thread);
     std::memcpy(out, shared.data() + offset, bytes);
   }
 
   void write_shared(uint64_t address, int bytes, int thread, const void* data, bool remote = false) {
     int64_t offset = offset_of(address, bytes, thread, remote);
-    note_write(offset, bytes, thread, static_cast<const uint8_t*>(data));
+    note<WRITES>(offset, bytes, thread, static_cast<const uint8_t*>(data));
     std::memcpy(shared.data() + offset, data, bytes);
   }
 };
@@ -590,20 +548,15 @@ inline uint64_t held(uint64_t value, int type, int width) {
 
 inline float from_bf16(uint16_t b) { return as<float>(uint64_t(b) << 16); }
 
-// Round to nearest even straight from double: a float between would round twice
+// Round to nearest even straight from double: a float in between would round twice
 inline uint16_t to_bf16(double x) {
   if (x != x)
     return 0x7fff;
   float near = float(x);
   uint32_t b = uint32_t(bits(near));
-  uint32_t low = b & 0xffff, kept = b >> 16;
-  double rest = x - double(near);  // decides a tie that the float shows
-  bool negative = b >> 31;
-  if (negative)
-    rest = -rest;
-  if (low > 0x8000 || (low == 0x8000 && (rest > 0 || (rest == 0 && (kept & 1)))))
-    ++kept;
-  return uint16_t(kept);
+  if (double(near) != x)  // round to odd, so that the second rounding finds a tie only where x is one
+    b = (b - (std::fabs(double(near)) > std::fabs(x))) | 1;
+  return uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 
 inline float from_f16(uint16_t h) { return float(as<_Float16>(h)); }

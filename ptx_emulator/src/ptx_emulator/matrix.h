@@ -5,25 +5,9 @@
 
 namespace ptx {
 
-inline float element(int type, uint64_t value) {
-  if (type == F16)
-    return from_f16(uint16_t(value));
-  if (type == BF16)
-    return from_bf16(uint16_t(value));
-  if (type == E4M3)
-    return from_e4m3(uint8_t(value));
-  if (type == E5M2)
-    return from_e5m2(uint8_t(value));
-  if (type == S8)
-    return float(int8_t(value));
-  if (type == U8)
-    return float(uint8_t(value));
-  return as<float>(value & 0xffffe000u);  // tf32: the low 13 bits are not read
-}
-
 // A register has as many neighbours along k as fit in its four bytes; this is the one at `e`
-inline float packed(int type, uint64_t four, int e) {
-  return element(type, zero_extended(four >> (8 * BYTES[type] * e), BYTES[type]));
+inline float packed(Machine& m, int type, uint64_t four, int e) {
+  return element(m, type, four >> (8 * BYTES[type] * e));
 }
 
 // A fragment's registers hold rows lane/4 (+8) and columns by lane%4: PTX ISA, "Matrix Fragments for mma.m16n8k16" and
@@ -34,7 +18,7 @@ inline void read_a(Machine& m, Ins& i, int k, int first, float* a) {
     for (int r = 0; r < k / (2 * each); ++r)
       for (int e = 0; e < each; ++e)
         a[(lane / 4 + 8 * (r & 1)) * k + each * (lane % 4) + e + 4 * each * (r >> 1)] =
-            packed(i.type, m.reg(i.s[r])[first + lane], e);
+            packed(m, i.type, m.reg(i.s[r])[first + lane], e);
 }
 
 // out [rows][columns] += a [rows][k] b [k][columns]
@@ -82,7 +66,7 @@ inline void mma(Machine& m, Ins& i) {
     for (int lane = 0; lane < WARP; ++lane)
       for (int r = 0; r < nb; ++r)
         for (int e = 0; e < each; ++e)
-          b[each * (lane % 4) + e + 4 * each * r][lane / 4] = packed(of_b, m.reg(i.s[na + r])[first + lane], e);
+          b[each * (lane % 4) + e + 4 * each * r][lane / 4] = packed(m, of_b, m.reg(i.s[na + r])[first + lane], e);
     multiply(a, *b, *out, 16, k, 8);
     for (int lane = 0; lane < WARP; ++lane)
       each_accumulator(i.type2, 8, lane, [&](int r, int e, int row, int column) {
@@ -128,9 +112,9 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
   for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
     Granule& granule = m.granules[g];
     if (granule.in_flight)
-      m.fault_in(g, "a product reads shared memory that an asynchronous copy still writes");
+      m.fault_in(g, -1, "a product reads shared memory that an asynchronous copy still writes");
     if (!granule.written)
-      m.fault_in(g, "a product reads uninitialised shared memory");
+      m.fault_in(g, -1, "a product reads uninitialised shared memory");
     bool waited = granule.copied.clock == 0;  // a bulk copy's bytes need no fence, but one who waited for them
     bool fenced = false, all = true;          // by one of these warps after it saw the data, or by all who wrote them
     uint64_t unseen = 0;
@@ -145,11 +129,11 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
       m.reads.note(g, w, m.ordering);
     }
     if (!waited)
-      m.fault_in(g, "race: a product reads what a bulk copy wrote that another warp waited for");
+      m.fault_in(g, -1, "race: a product reads what a bulk copy wrote that another warp waited for");
     if (!fenced && !all)
-      m.fault_in(g, "a product reads what no fence.proxy.async made visible");
+      m.fault_in(g, -1, "a product reads what no fence.proxy.async made visible");
     if (unseen)
-      m.fault_in(g, "race: a product reads what was written since the last barrier");
+      m.fault_in(g, -1, "race: a product reads what was written since the last barrier");
     ++granule.async_reads;
     granules.push_back(uint32_t(g));
   }
@@ -170,12 +154,12 @@ struct Operands {
       for (int x = 0; x < k; ++x) {
         int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
         if (offset < 0 || offset + bytes > m.cta_bytes)
-          m.fault("a product reads beyond shared memory: byte " + std::to_string(offset), thread);
+          m.fault(text("a product reads beyond shared memory: byte ", offset), thread);
         offset += rank * m.stride;
         note_async_read(m, offset, bytes, first, readers, granules);
         uint64_t value = 0;
         std::memcpy(&value, m.shared.data() + offset, bytes);
-        out[turned ? size_t(x) * rows + row : size_t(row) * k + x] = element(type, value);
+        out[turned ? size_t(x) * rows + row : size_t(row) * k + x] = element(m, type, value);
       }
     return out;
   }

@@ -81,7 +81,7 @@ inline void access(Machine& m, Ins& i, bool load) {
         if (shared)
           m.read_shared(at, bytes, t, buffer, remote);
         else
-          std::memcpy(buffer, m.touch(at, bytes, t, true, false, i.option[2]), bytes);
+          std::memcpy(buffer, m.touch(at, bytes, t, READS, i.option[2]), bytes);
         for (int k = 0; k < count; ++k) {
           uint64_t value = 0;
           std::memcpy(&value, buffer + k * each, each);
@@ -91,7 +91,7 @@ inline void access(Machine& m, Ins& i, bool load) {
         for (int k = 0; k < count; ++k)
           std::memcpy(buffer + k * each, &m.reg(i.s[k + 1])[t], each);
         if (!shared)
-          std::memcpy(m.touch(at, bytes, t, false, true, i.option[2], buffer), buffer, bytes);
+          std::memcpy(m.touch(at, bytes, t, WRITES, i.option[2], buffer), buffer, bytes);
         else if (!overwritten(m, address, t, (w + 1) * WARP))
           m.write_shared(at, bytes, t, buffer, remote);
       }
@@ -115,11 +115,11 @@ inline void cp_async(Machine& m, Ins& i) {
       int read = size ? int(std::min<uint64_t>(size[t] & 0xffffffffu, uint64_t(bytes))) : bytes;
       uint64_t source = from[t] + uint64_t(i.option[2]);
       if (read == bytes) {
-        std::memcpy(copy.data, m.touch(source, bytes, t, true, false), bytes);
+        std::memcpy(copy.data, m.touch(source, bytes, t, READS), bytes);
         addresses.push_back(source);
       } else {
         for (int k = 0; k < read; ++k)
-          copy.data[k] = *m.touch(source + k, 1, t, true, false);
+          copy.data[k] = *m.touch(source + k, 1, t, READS);
       }
       m.note_copy(m.offset_of(copy.address, bytes, t), bytes, t);
       m.copies[t].items.push_back(copy);
@@ -138,28 +138,19 @@ inline void cp_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in 
   });
 }
 
-enum Bar { SYNC, ARRIVE, POPC, EVERYONE, ANYONE };
-
 // Threads have arrived as often as the barrier wants: the waiting threads go on
 inline void open(Machine& m, int rank, int number) {
-  Barrier& barrier = m.barriers[rank * BARRIERS + number];
-  Barrier done = std::move(barrier);
-  barrier = {};
+  Barrier done = std::exchange(m.barriers[rank * BARRIERS + number], {});
   int last = -1;  // warp
   for (int t = rank * m.per_cta; t < (rank + 1) * m.per_cta; ++t)
     if (m.waits[t] == number) {
       if (t / WARP != last)
         m.ordering.acquire(last = t / WARP, done.released);
       m.waits[t] = NOTHING;
-      if (Ins* red = m.wakes[t])
-        m.reg(red->d[0])[t] = uint64_t(red->option[0] == POPC       ? done.yes
-                                       : red->option[0] == EVERYONE ? done.yes == done.arrived
-                                                                    : done.yes > 0);
     }
 }
 
-// option 0: Bar, option 1: sources have a count, option 2: the predicate is negated; sources: number, [count],
-// [predicate]
+// option 0: arrive and do not wait, option 1: sources have a count; sources: number, [count]
 inline void bar(Machine& m, Ins& i) {
   int last = -1, living = 0, counted = -1;  // last: warp; counted: the CTA whose living threads these are
   m.each_part([&](int w) {
@@ -169,23 +160,20 @@ inline void bar(Machine& m, Ins& i) {
     m.each_of(w, [&](int t) {
       uint64_t number = uint32_t(m.reg(i.s[0])[t]), count = i.option[1] ? uint32_t(m.reg(i.s[1])[t]) : 0;
       if (number >= uint64_t(BARRIERS))
-        m.fault("barrier " + std::to_string(number) + ": expected 0 to 15", t);
+        m.fault(text("barrier ", number, ": expected 0 to 15"), t);
       if (i.option[1] && (count == 0 || count % WARP || count > uint64_t((m.per_cta + WARP - 1) / WARP * WARP)))
-        m.fault("barrier " + std::to_string(number) +
-                    ": expected a multiple of 32 threads, at most those of the CTA; got " + std::to_string(count),
+        m.fault(text("barrier ", number, ": expected a multiple of 32 threads, at most those of the CTA; got ", count),
                 t);
       Barrier& barrier = m.barriers[rank * BARRIERS + number];
       if (barrier.arrived && barrier.wanted != int(count))
-        m.fault("barrier " + std::to_string(number) + " is given another number of threads than by earlier arrivals: " +
-                    std::to_string(count) + " and " + std::to_string(barrier.wanted),
+        m.fault(text("barrier ", number, " is given another number of threads than by earlier arrivals: ", count,
+                     " and ", barrier.wanted),
                 t);
       barrier.wanted = int(count);
       if (barrier.arrived++ == 0 || last != w)
         m.ordering.release(last = w, barrier.released);
-      if (i.option[0] >= POPC)
-        barrier.yes += (m.reg(i.s.back())[t] != 0) != (i.option[2] != 0);
-      if (i.option[0] != ARRIVE)
-        m.waits[t] = int8_t(number), m.wakes[t] = i.option[0] >= POPC ? &i : nullptr;
+      if (!i.option[0])
+        m.waits[t] = int8_t(number);
       if (barrier.arrived == (count ? int(count) : living))
         open(m, rank, int(number));
     });
@@ -208,7 +196,7 @@ inline void mapa(Machine& m, Ins& i) {  // sources: an address of the own CTA, a
   m.each([&](int t) {
     uint64_t rank = uint32_t(m.reg(i.s[1])[t]), low = m.reg(i.s[0])[t] & ((1u << RANK_BIT) - 1);
     if (rank >= uint64_t(m.ctas))
-      m.fault("mapa: the cluster has no CTA of rank " + std::to_string(rank), t);
+      m.fault(text("mapa: the cluster has no CTA of rank ", rank), t);
     m.reg(i.d[0])[t] = low | rank << RANK_BIT;
   });
 }
@@ -321,7 +309,7 @@ inline void vote(Machine& m, Ins& i) {  // option 0: Vote; option 1: the predica
   });
 }
 
-enum Update { UADD, UMIN, UMAX, UAND, UOR, UXOR, EXCHANGE, COMPARE, INCREMENT, DECREMENT };
+enum Update { UADD, UMIN, UMAX, UAND, UOR, UXOR, EXCHANGE, COMPARE };
 
 // The value that joins two in a reduction or an atomic update; of floats sums and extremes (16: a NaN stays)
 inline double joined(int how, double x, double y) {

@@ -44,18 +44,15 @@ inline std::string converted(Machine& m, const std::string& spec, uint64_t& at, 
 inline void print(Machine& m, Ins& i) {  // sources: address of the format, address of the values
   uint64_t *format = m.reg(i.s[0]), *values = m.reg(i.s[1]);
   m.each([&](int t) {
-    std::string text = text_at(m, format[t], t), spec;
+    std::string form = text_at(m, format[t], t);
     uint64_t at = values[t];
-    for (char letter : text) {
-      if (spec.empty() && letter != '%') {
-        m.printed += letter;
-        continue;
-      }
-      spec += letter;
-      if (spec.size() > 1 && std::string("diouxXcspaefgAEFG%").find(letter) != std::string::npos) {
-        m.printed += converted(m, spec, at, t);
-        spec.clear();
-      }
+    for (size_t first = 0; first < form.size();) {
+      size_t begin = std::min(form.find('%', first), form.size());
+      size_t end = std::min(form.find_first_of("diouxXcspaefgAEFG%", begin + 1), form.size() - 1) + 1;
+      m.printed += form.substr(first, begin - first);
+      if (begin < form.size())
+        m.printed += converted(m, form.substr(begin, end - begin), at, t);
+      first = end;
     }
     for (int d : i.d)
       m.reg(d)[t] = 0;
@@ -65,7 +62,7 @@ inline void print(Machine& m, Ins& i) {  // sources: address of the format, addr
 inline void assertion(Machine& m, Ins& i) {  // sources: addresses of message and file, line, address of the function
   m.each([&](int t) {
     std::string message = text_at(m, m.reg(i.s[0])[t], t), file = text_at(m, m.reg(i.s[1])[t], t);
-    m.fault("device assertion: " + message + ", " + file + ":" + std::to_string(uint32_t(m.reg(i.s[2])[t])), t);
+    m.fault(text("device assertion: ", message, ", ", file, ":", uint32_t(m.reg(i.s[2])[t])), t);
   });
 }
 

@@ -103,8 +103,7 @@ def library() -> ctypes.CDLL:
     packaged = list(_HERE.glob("ptx.*.so")) if set(processor.split()) >= _PACKAGED else []
     loaded = ctypes.CDLL(str(packaged[0] if packaged else _compiled(processor)))
     loaded.ptx_program.restype = ctypes.c_void_p
-    loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
-    loaded.ptx_traffic.restype = loaded.ptx_equal.restype = ctypes.c_int64
+    loaded.ptx_record.restype = ctypes.c_int64
     return loaded
 
 
@@ -254,9 +253,7 @@ class Program:
 
     def equal_stores(self) -> list[str]:
         """Return the pairs of lines by which CTAs of the last run stored equal bytes to one place without an order."""
-        raw = (ctypes.c_int32 * (2 * library().ptx_equal(self.handle, None)))()
-        library().ptx_equal(self.handle, raw)
-        lines = [self.kernel.statements[at].line for at in raw]
+        lines = [self.kernel.statements[at].line for at in self._record("equal")]
         return sorted({" and ".join(sorted({one, other})) for one, other in zip(lines[::2], lines[1::2])})
 
     def traffic(self) -> numpy.ndarray:
@@ -264,9 +261,7 @@ class Program:
 
         The columns are sectors read, written, written in part, and bytes written, each distinct per CTA.
         """
-        raw = numpy.zeros((library().ptx_traffic(self.handle, None), 4), numpy.int64)
-        library().ptx_traffic(self.handle, raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
-        return raw
+        return self._record("traffic").reshape(-1, 4)
 
     def _addresses(self) -> dict[str, int]:
         """Return the symbols' addresses: in their own space for shared and local memory, generic for constants."""
@@ -279,11 +274,7 @@ class Program:
 
     def _show_printed(self) -> None:
         """Write the kernel's printed text to sys.stdout."""
-        size = library().ptx_printed(self.handle, None)
-        if size:
-            raw = ctypes.create_string_buffer(size)
-            library().ptx_printed(self.handle, raw)
-            sys.stdout.write(raw.raw.decode(errors="replace"))
+        sys.stdout.write(self._record("printed").astype(numpy.uint8).tobytes().decode(errors="replace"))
 
     def counts(self, raw: numpy.ndarray | None = None) -> list[Counted]:
         """Return the counts of every instruction, from `raw` or over all runs so far."""
@@ -292,15 +283,18 @@ class Program:
 
     def raw_counts(self) -> numpy.ndarray:
         """Return the numbers of `counts` as int64 [instructions, 4]."""
-        raw = numpy.zeros((len(self.kernel.statements), 4), numpy.int64)
-        library().ptx_counts(self.handle, raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
-        return raw
+        return self._record("counts").reshape(-1, 4)
 
     def trace(self) -> list[int]:
         """Return the numbers of the instructions executed since the first call, which starts the trace."""
-        raw = (ctypes.c_int32 * library().ptx_trace(self.handle, None))()
-        library().ptx_trace(self.handle, raw)
-        return list(raw)
+        return self._record("trace").tolist()
+
+    def _record(self, which: str) -> numpy.ndarray:
+        """Return one of the records that `ptx_record` explains."""
+        number = ("counts", "trace", "traffic", "equal", "printed").index(which)
+        raw = numpy.zeros(library().ptx_record(self.handle, number, None), numpy.int64)
+        library().ptx_record(self.handle, number, raw.ctypes.data_as(ctypes.c_void_p))
+        return raw
 
     def _register(self, name: str) -> int:
         return self._numbers.setdefault(name, len(self._numbers))
@@ -352,16 +346,14 @@ class Program:
             if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
                 raise PtxError(f"a branch to {target}: no such label")
             options = (self.kernel.labels[target.name],)
-        options = [library().ptx_type(one.encode()) if isinstance(one, str) else one for one in options]
+        options = [assemble.TYPES[one] if isinstance(one, str) else one for one in options]
         sources = [self._source(operand, instruction.type) for operand in instruction.sources]
         targets = [self._register(operand.name) for operand in instruction.destinations]
         width = instruction.width or (self._width(instruction.destinations[0]) if instruction.destinations else 4)
         predicate = -1 if statement.predicate is None else self._register(statement.predicate)
-        kinds = [library().ptx_type(kind.encode()) for kind in (instruction.type, instruction.type2)]
-        if min(kinds) < 0:
+        if not {instruction.type, instruction.type2} <= assemble.TYPES.keys():
             raise PtxError(f"type not emulated: {statement.text[:80]}")
-        if not library().ptx_known(instruction.handler.encode()):
-            raise PtxError(f"no handler {instruction.handler} for {statement.text[:80]}")
+        kinds = assemble.TYPES[instruction.type], assemble.TYPES[instruction.type2]
         self.registers.append((targets, sources, predicate))
         fields = [*kinds, predicate, int(statement.negate), width, *options, *[0] * (8 - len(options))]
         library().ptx_append(

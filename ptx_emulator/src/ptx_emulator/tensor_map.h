@@ -60,7 +60,7 @@ inline Box box_of(Machine& m, Ins& i, int t, int first) {
   Box box;
   uint64_t address = m.reg(i.s[1])[t] + uint64_t(i.option[1]);
   for (size_t byte = 0; byte < sizeof(TensorMap); byte += 16)
-    std::memcpy(reinterpret_cast<uint8_t*>(&box.map) + byte, m.touch(address + byte, 16, t, true, false), 16);
+    std::memcpy(reinterpret_cast<uint8_t*>(&box.map) + byte, m.touch(address + byte, 16, t, READS), 16);
   if (!box.map.made || box.map.rank < 1 || box.map.rank > 5 || box.map.kind >= std::size(KINDS))
     m.fault("a tensor map that nobody made", t);
   box.kind = KINDS[box.map.kind];
@@ -75,7 +75,7 @@ inline Box box_of(Machine& m, Ins& i, int t, int first) {
     (box.gathers && k > 0 ? box.rows[k - 1] : box.at[k]) = int32_t(m.reg(i.s[first + k])[t]);
   box.offset = m.offset_of(m.reg(i.s[0])[t] + uint64_t(i.option[0]), 1, t, i.option[6] != 0);
   if (box.offset % m.stride % 128)
-    m.fault("misaligned shared address of a bulk copy: " + std::to_string(box.offset % m.stride), t);
+    m.fault(text("misaligned shared address of a bulk copy: ", box.offset % m.stride), t);
   if (box.offset % m.stride + box.bytes > m.cta_bytes)
     m.fault("a bulk copy out of bounds of shared memory", t);
   return box;
@@ -90,7 +90,7 @@ inline void bulk_load(Machine& m, Ins& i) {
     box.each([&](int64_t at, uint64_t address) {
       uint64_t value = box.map.nan ? ~uint64_t(0) : 0;
       if (address) {
-        std::memcpy(&value, m.touch(address, box.size, t, true, false), box.size);
+        std::memcpy(&value, m.touch(address, box.size, t, READS), box.size);
         addresses.push_back(address);
       }
       if (box.kind == TF32)
@@ -122,7 +122,7 @@ inline void bulk_store(Machine& m, Ins& i) {
       uint64_t value = 0, old = 0;
       std::memcpy(&value, &m.shared[box.offset + at], box.size);
       bool updates = i.option[4] >= 0;
-      uint8_t* to = m.touch(address, box.size, t, updates, true, updates ? STRONG : 0, &value);
+      uint8_t* to = m.touch(address, box.size, t, updates ? UPDATES : WRITES, updates ? STRONG : 0, &value);
       std::memcpy(&old, to, box.size);
       if (updates)
         value = updated(m, int(i.option[4]), box.kind, old, value, 0, true);
@@ -158,7 +158,7 @@ inline void map_copy(Machine& m, Ins& i) {
     for (int byte = 0; byte < int(sizeof(TensorMap)); byte += 16) {
       uint8_t part[16];
       m.read_shared(m.reg(i.s[1])[t] + uint64_t(i.option[1] + byte), 16, t, part);
-      std::memcpy(m.touch(m.reg(i.s[0])[t] + uint64_t(i.option[0] + byte), 16, t, false, true, 0, part), part, 16);
+      std::memcpy(m.touch(m.reg(i.s[0])[t] + uint64_t(i.option[0] + byte), 16, t, WRITES, 0, part), part, 16);
     }
   });
 }

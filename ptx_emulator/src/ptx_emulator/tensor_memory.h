@@ -8,9 +8,6 @@ namespace ptx {
 
 constexpr uint32_t LANES = 128, COLUMNS = 512;
 inline uint32_t cell_of(uint32_t lane, uint32_t column) { return column * LANES + lane; }
-inline std::string named(uint32_t cell) {
-  return ", lane " + std::to_string(cell % LANES) + " column " + std::to_string(cell / LANES % COLUMNS);
-}
 
 inline void elect(Machine& m, Ins& i) {  // destinations: the lane, a predicate; the lowest lane is as good as any
   m.each_warp([&](int w) {
@@ -27,14 +24,13 @@ inline int64_t mbarrier_offset(Machine& m, Ins& i, int t, bool remote = false) {
 inline Mbarrier& mbarrier_at(Machine& m, int64_t offset, int t) {
   auto found = m.tensor.barriers.find(offset);
   if (found == m.tensor.barriers.end())
-    m.fault("no mbarrier was initialised at byte " + std::to_string(offset % m.stride) + m.of_rank(offset / m.stride),
-            t);
+    m.fault(text("no mbarrier was initialised at byte ", offset % m.stride, m.of_rank(offset / m.stride)), t);
   return found->second;
 }
 inline Mbarrier& mbarrier_of(Machine& m, Ins& i, int t, bool remote = false) {
   int64_t offset = mbarrier_offset(m, i, t, remote);
   Mbarrier& found = mbarrier_at(m, offset, t);
-  m.note_read(offset, 8, t);
+  m.note<READS>(offset, 8, t);
   return found;
 }
 
@@ -42,8 +38,8 @@ inline void mbarrier_init(Machine& m, Ins& i) {  // sources: address, arrivals p
   m.each([&](int t) {
     int64_t offset = mbarrier_offset(m, i, t);
     if (m.tensor.barriers.count(offset))
-      m.fault("initialises an mbarrier that is one, byte " + std::to_string(offset % m.stride), t);
-    m.note_write(offset, 8, t, nullptr);
+      m.fault(text("initialises an mbarrier that is one, byte ", offset % m.stride), t);
+    m.note<WRITES>(offset, 8, t);
     uint32_t count = uint32_t(m.reg(i.s[1])[t]);
     m.tensor.barriers[offset] = {count, count, m.tensor.agent(offset, m.ordering)};
   });
@@ -55,7 +51,7 @@ inline void mbarrier_inval(Machine& m, Ins& i) {
       if (one.warp < 0 || std::any_of(products.begin(), products.end(), [&](auto& p) { return one.waits_for(p); }))
         m.fault("ends an mbarrier that a commit will arrive at", t);
     int64_t offset = mbarrier_offset(m, i, t);
-    m.note_write(offset, 8, t, nullptr);
+    m.note<WRITES>(offset, 8, t);
     m.each_granule(offset, 8, t, [](Granule& granule, int64_t, int) { granule.written = false; });
     m.tensor.barriers.erase(offset);
   });
@@ -109,7 +105,7 @@ inline void st_async(Machine& m, Ins& i) {
     for (size_t k = 2; k < i.s.size(); ++k)
       std::memcpy(&arrival.data[(k - 2) * each], &m.reg(i.s[k])[t], each);
     Mbarrier& barrier = mbarrier_at(m, at, t);
-    m.note_read(at, 8, t);
+    m.note<READS>(at, 8, t);
     // it arrives before anything that a warp does after its wait
     m.each_granule(at, 8, t, [&](Granule&, int64_t g, int me) { m.reads.by[g] &= ~(uint64_t(1) << me); });
     m.note_copy(offset, bytes, t);
@@ -199,23 +195,6 @@ inline void tensor_alloc(Machine& m, Ins& i) {  // source: where in shared memor
     m.write_shared(m.reg(i.s[0])[w * WARP] + uint64_t(i.option[0]), 4, w * WARP, &first);
   });
 }
-inline void tensor_dealloc(Machine& m, Ins& i) {
-  m.each_warp([&](int w) {
-    uint32_t first = uint32_t(m.reg(i.s[0])[w * WARP]) + m.ranks[w * WARP] * COLUMNS;
-    auto found = m.tensor.allocations.find(first);
-    if (found == m.tensor.allocations.end() || found->second != uint32_t(i.option[0]))
-      m.fault("gives back tensor memory that was not allocated so");
-    for (uint32_t c = cell_of(0, first); c < cell_of(0, first + found->second); ++c) {
-      Cell& cell = m.tensor.cells[c];
-      if (cell.results || cell.operands || cell.storing || cell.loading)
-        m.fault("gives back tensor memory that is still in use" + named(c));
-      if (m.tensor.reads.unordered(c, w, m.ordering))
-        m.fault("race: gives back tensor memory that another warp read since the last barrier" + named(c));
-      cell.allocated = false;
-    }
-    m.tensor.allocations.erase(found);
-  });
-}
 constexpr Handler tensor_relinquish = [](Machine& m, Ins&) {
   m.each_warp([&](int w) { m.tensor.given_up |= uint64_t(1) << m.ranks[w * WARP]; });
 };
@@ -224,8 +203,50 @@ constexpr Handler tensor_relinquish = [](Machine& m, Ins&) {
 inline uint32_t allocated(Machine& m, uint32_t lane, uint32_t column, int rank) {
   uint32_t cell = cell_of(lane, column + uint32_t(rank) * COLUMNS);
   if (lane >= LANES || column >= COLUMNS || m.tensor.cells.empty() || !m.tensor.cells[cell].allocated)
-    m.fault("tensor memory that was not allocated, lane " + std::to_string(lane) + " column " + std::to_string(column));
+    m.fault(text("tensor memory that was not allocated, lane ", lane, " column ", column));
   return cell;
+}
+
+inline std::string named(uint32_t cell) { return text(", lane ", cell % LANES, " column ", cell / LANES % COLUMNS); }
+
+// The last three change a cell. A product reads A and writes its result.
+enum CellUse { LOADS, PRODUCT_READS, STORES, PRODUCT_WRITES, GIVES_BACK };
+
+inline void check_cell(Machine& m, uint32_t at, int warp, CellUse use) {
+  if (!m.checks)
+    return;
+  const Cell& cell = m.tensor.cells[at];
+  bool product = use == PRODUCT_READS || use == PRODUCT_WRITES, changes = use >= STORES;
+  auto refuse = [&](const char* race, const char* what) {
+    const char* verbs[] = {"reads", "a product reads", "writes", "a product writes", "gives back"};
+    m.fault(text(race, verbs[use], " tensor memory ", what, named(at)));
+  };
+  if ((cell.results && use != PRODUCT_WRITES) || (cell.operands && changes && !product))
+    refuse("", "of a product that was not waited for");
+  if (cell.storing && use != STORES)
+    refuse("", "whose store was not waited for");
+  if (cell.loading && changes)
+    refuse("", "whose load was not waited for");
+  if (!product && !m.ordering.before(cell.product, warp))
+    refuse("race: ", "of a product that another warp waited for");
+  if (m.tensor.writes.unordered(at, warp, m.ordering))
+    refuse("race: ", "that another warp wrote since the last barrier");
+  if (changes && m.tensor.reads.unordered(at, warp, m.ordering))
+    refuse("race: ", "that another warp read since the last barrier");
+}
+
+inline void tensor_dealloc(Machine& m, Ins& i) {
+  m.each_warp([&](int w) {
+    uint32_t first = uint32_t(m.reg(i.s[0])[w * WARP]) + m.ranks[w * WARP] * COLUMNS;
+    auto found = m.tensor.allocations.find(first);
+    if (found == m.tensor.allocations.end() || found->second != uint32_t(i.option[0]))
+      m.fault("gives back tensor memory that was not allocated so");
+    for (uint32_t c = cell_of(0, first); c < cell_of(0, first + found->second); ++c) {
+      check_cell(m, c, w, GIVES_BACK);
+      m.tensor.cells[c].allocated = false;
+    }
+    m.tensor.allocations.erase(found);
+  });
 }
 
 // ---- ld and st. option 0: offset, option 1: columns to the second half (16x32bx2), option 2: Pattern; sources: the
@@ -252,32 +273,17 @@ inline void transfer(Machine& m, Ins& i, bool load) {
     for (int lane = 0; lane < WARP; ++lane)
       if (address[lane] != address[0])
         m.fault("an address of tensor memory differs within its warp", w * WARP + lane);
-    int rank = m.ranks[w * WARP], own = w - rank * m.per_cta / WARP;  // own: its number in its CTA
+    int rank = m.ranks[w * WARP], own = m.number_of(w);
     uint32_t at = uint32_t(address[0]) + uint32_t(i.option[0]), first = at >> 16, column = at & 0xffff, me = 1u << own;
     if (first / WARP != uint32_t(own % 4) || first % (i.option[2] == ROWS ? 32 : 16))
       m.fault("lanes of tensor memory that this warp has no access to");
-    Transfer made{load, {}};
     for (int lane = 0; lane < WARP; ++lane)
       for (int r = 0; r < count; ++r) {
         auto [row, along] = cell_in(i.option[2], uint32_t(lane), uint32_t(r), uint32_t(i.option[1]));
         uint32_t place = allocated(m, first + row, column + along, rank);
         Cell& cell = m.tensor.cells[place];
-        made.cells.push_back(place);
-        if (m.checks) {
-          if (cell.results || (!load && cell.operands))
-            m.fault(std::string(load ? "reads" : "writes") + " tensor memory of a product that was not waited for" +
-                    named(place));
-          if (!m.ordering.before(cell.product, w))
-            m.fault("race: tensor memory of a product that another warp waited for" + named(place));
-          if (cell.storing && load)
-            m.fault("reads tensor memory whose store was not waited for" + named(place));
-          if (cell.loading && !load)
-            m.fault("writes tensor memory whose load was not waited for" + named(place));
-          if (m.tensor.writes.unordered(place, w, m.ordering))
-            m.fault("race: tensor memory that another warp wrote since the last barrier" + named(place));
-          if (!load && m.tensor.reads.unordered(place, w, m.ordering))
-            m.fault("race: writes tensor memory that another warp read since the last barrier" + named(place));
-        }
+        (load ? m.tensor.loads : m.tensor.stores)[w].push_back(place);
+        check_cell(m, place, w, load ? LOADS : STORES);
         uint64_t& value = m.reg(load ? i.d[r] : i.s[r + 1])[w * WARP + lane];
         if (load) {
           value = cell.value;
@@ -291,21 +297,15 @@ inline void transfer(Machine& m, Ins& i, bool load) {
           cell.written = true;
         }
       }
-    m.tensor.transfers[w].push_back(std::move(made));
   });
 }
 inline void tensor_ld(Machine& m, Ins& i) { transfer(m, i, true); }
 inline void tensor_st(Machine& m, Ins& i) { transfer(m, i, false); }
 
 inline void tensor_wait(Machine& m, Ins& i) {  // option 0: for loads, else for stores
-  bool loads = i.option[0] != 0;
   m.each_warp([&](int w) {
-    uint32_t me = 1u << (w - m.ranks[w * WARP] * m.per_cta / WARP);
-    auto over = [&](const Transfer& transfer) { return transfer.load == loads; };
-    finish(m.tensor.transfers[w], over, [&](const Transfer& transfer) {
-      for (uint32_t c : transfer.cells)
-        (loads ? m.tensor.cells[c].loading : m.tensor.cells[c].storing) &= ~me;
-    });
+    for (uint32_t c : std::exchange((i.option[0] ? m.tensor.loads : m.tensor.stores)[w], {}))
+      (i.option[0] ? m.tensor.cells[c].loading : m.tensor.cells[c].storing) &= ~(1u << m.number_of(w));
   });
 }
 
@@ -319,7 +319,7 @@ struct Shape {
   Shape(Machine& m, uint32_t d, bool tf32, int pair) {  // pair: CTAs, each of which has a part of the rows
     uint32_t a = (d >> 7) & 7, b = (d >> 10) & 7;
     if ((d & 0xf) || ((d >> 4) & 3) != 1 || a != b || (d & 0xe0806040u) || ((d >> 13) & 3) || (tf32 ? a != 2 : a > 1))
-      m.fault("an instruction descriptor that is not emulated: " + std::to_string(d));
+      m.fault(text("an instruction descriptor that is not emulated: ", d));
     type = tf32 ? TF32 : a ? BF16 : F16;
     k = tf32 ? 8 : 16;
     rows = int((d >> 24) & 31) * 16 / pair, columns = int((d >> 17) & 63) * 8;
@@ -327,7 +327,7 @@ struct Shape {
     if (pair > 1 && rows != 128)
       m.fault("cta_group::2 with other than 256 rows is not emulated");
     if ((rows != 64 && rows != 128) || columns % (rows / 8 * pair) || columns < 8 || columns > 256)
-      m.fault("a product of " + std::to_string(rows * pair) + " rows and " + std::to_string(columns) + " columns");
+      m.fault(text("a product of ", rows * pair, " rows and ", columns, " columns"));
     if (tf32 && (a_transposed || b_transposed))
       m.fault("a transposed operand of tf32 is not emulated");
   }
@@ -342,21 +342,9 @@ inline uint32_t operand(Machine& m, const Shape& shape, uint32_t address, int ro
     m.fault("a matrix in tensor memory does not begin at this lane");
   uint32_t lane = shape.rows == 128 ? uint32_t(row) : first + uint32_t(32 * (row / 16) + row % 16);
   uint32_t at = allocated(m, lane, (address & 0xffff) + uint32_t(column), rank);
-  Cell& cell = m.tensor.cells[at];
-  if (!m.checks)
-    return at;
-  if (reads && !cell.written)
+  if (m.checks && reads && !m.tensor.cells[at].written)
     m.fault("a product reads uninitialised tensor memory" + named(at));
-  if (!writes && cell.results)
-    m.fault("a product reads as A what another in flight writes" + named(at));
-  if (cell.storing)
-    m.fault("a product takes tensor memory whose store was not waited for" + named(at));
-  if (writes && cell.loading)
-    m.fault("a product writes tensor memory whose load was not waited for" + named(at));
-  if (m.tensor.writes.unordered(at, warp, m.ordering))
-    m.fault("race: a product takes tensor memory that another warp wrote since the last barrier" + named(at));
-  if (writes && m.tensor.reads.unordered(at, warp, m.ordering))
-    m.fault("race: a product writes tensor memory that another warp read since the last barrier" + named(at));
+  check_cell(m, at, warp, writes ? PRODUCT_WRITES : PRODUCT_READS);
   return at;
 }
 
@@ -396,7 +384,7 @@ inline void tensor_mma(Machine& m, Ins& i) {
             Cell& cell = m.tensor.cells[product.operands.back()];
             ++cell.operands;
             for (int e = 0; e < shape.k / 8; ++e)
-              a[row * shape.k + x * shape.k / 8 + e] = packed(shape.type, cell.value, e);
+              a[row * shape.k + x * shape.k / 8 + e] = packed(m, shape.type, cell.value, e);
           }
       } else {
         a = matrix(1, rank, shape.rows, shape.a_transposed, false);
@@ -431,7 +419,7 @@ inline void tensor_commit(Machine& m, Ins& i) {
     int64_t offset = mbarrier_offset(m, i, t, true);
     uint64_t mask = i.option[1] ? m.reg(i.s[1])[t] & 0xffff : uint64_t(1) << offset / m.stride;
     // these reads precede the release, so that a warp that has waited may end the mbarrier
-    each_of_mask(m, mask, offset, t, [&](int, int64_t at) { m.note_read(at, 8, t); });
+    each_of_mask(m, mask, offset, t, [&](int, int64_t at) { m.note<READS>(at, 8, t); });
     m.ordering.release(t / WARP, arrival.clock);
     // every mbarrier that it arrives at orders the products, whichever is waited for first
     arrival.sees({m.tensor.agent(-1 - arrival.warp, m.ordering), int32_t(arrival.end)});

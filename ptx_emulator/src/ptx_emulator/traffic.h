@@ -20,6 +20,9 @@
 
 namespace ptx {
 
+enum Use { READS, WRITES, UPDATES };
+constexpr const char* VERBS[] = {"reads", "writes", "updates"};
+
 // How an access takes part in the order between CTAs: bits of an instruction's option
 constexpr int64_t ACQUIRES = 1, RELEASES = 2, STRONG = 4;
 
@@ -65,24 +68,24 @@ class Order {
   void as(int rank) { me_ = &own_[rank]; }
 
   // Return the earlier access that races with this one, or null. data: the bytes that a write stores
-  const Access* note(uint8_t* host, int bytes, int at, bool reads, bool writes, bool strong, const void* data) {
+  const Access* note(uint8_t* host, int bytes, int at, Use use, bool strong, const void* data) {
     Access now{me_->cta, me_->clock, at, strong};
-    bool same = writes && data && std::memcmp(host, data, bytes) == 0;
+    bool same = use == WRITES && data && std::memcmp(host, data, bytes) == 0;
     uint64_t first = reinterpret_cast<uint64_t>(host), end = first + bytes;
     while (first < end) {
       Page& page = page_of(first, int(std::min<uint64_t>(end - first, 16)));
       Touched& cell = page.cells[first % PAGE / page.grain];
       first += page.grain - first % page.grain;
       for (const Access* other : {&cell.writer, &cell.reader, &cell.earlier}) {
-        if ((other != &cell.writer && !writes) || ordered(*other) || (strong && other->strong))
+        if ((other != &cell.writer && use == READS) || ordered(*other) || (strong && other->strong))
           continue;
-        if (!same || reads) {
+        if (!same) {
           raced_ = *other;
           return &raced_;
         }
         equal.insert({at, other->at});
       }
-      if (writes) {
+      if (use != READS) {
         cell = {now, {}, {}};
       } else {
         if (cell.reader.cta != me_->cta)
@@ -94,14 +97,14 @@ class Order {
   }
 
   // Orders a strong access: a read with ACQUIRES adopts the clocks that the address holds, and a write stores clocks
-  void synchronise(const uint8_t* host, int64_t bits, bool reads, bool writes) {
+  void synchronise(const uint8_t* host, int64_t bits, Use use) {
     Shared& at = released_[host];
-    if (reads && at)
+    if (use != WRITES && at)
       bits& ACQUIRES ? join(at) : void(me_->unfenced.push_back(at));
-    if (!writes)
+    if (use == READS)
       return;
     Shared own = bits & RELEASES ? snapshot() : me_->fenced;
-    at = reads ? joined(at, own) : own;
+    at = use == UPDATES ? joined(at, own) : own;
   }
   // Called after an instruction that releases, because it does not publish later accesses
   void tick() {
