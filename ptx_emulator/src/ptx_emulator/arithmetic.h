@@ -158,22 +158,11 @@ inline void mixed(Machine& m, Ins& i) {
 inline void div(Machine& m, Ins& i) {
   if (i.type >= F16)
     return float_op(m, i, [](double a, double b, double) { return a / b; });
-  integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
-    if (b == 0)
-      return ~uint64_t(0);  // unspecified by PTX
-    if (is_signed(i.type) && int64_t(b) == -1)
-      return uint64_t(0) - uint64_t(a);
-    return uint64_t(a / b);
-  });
+  // PTX does not specify the quotient by 0; by -1 it may need another bit
+  integer_binary(m, i, [](auto a, auto b) { return b == 0 ? ~uint64_t(0) : uint64_t(__int128(a) / b); });
 }
 inline void rem(Machine& m, Ins& i) {
-  integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
-    if (b == 0)
-      return uint64_t(a);
-    if (is_signed(i.type) && int64_t(b) == -1)
-      return 0;
-    return uint64_t(a % b);
-  });
+  integer_binary(m, i, [](auto a, auto b) { return b == 0 ? uint64_t(a) : uint64_t(__int128(a) % b); });
 }
 template <class Pick> void extreme(Machine& m, Ins& i, double (*of_floats)(double, double, bool), Pick pick) {
   if (halves(i))
@@ -193,11 +182,7 @@ template <class Pick> void extreme(Machine& m, Ins& i, double (*of_floats)(doubl
 }
 constexpr Handler min_ = [](Machine& m, Ins& i) { extreme(m, i, least, [](auto a, auto b) { return a < b ? a : b; }); };
 constexpr Handler max_ = [](Machine& m, Ins& i) { extreme(m, i, most, [](auto a, auto b) { return a > b ? a : b; }); };
-inline void neg(Machine& m, Ins& i) {
-  if (i.type >= F16)
-    return float_op(m, i, [](double a, double, double) { return -a; });
-  of_bits(m, i, [&](uint64_t a, auto...) { return zero_extended(0 - a, i.width); });
-}
+constexpr Handler neg = [](Machine& m, Ins& i) { binary(m, i, [](auto a, auto) { return -a; }); };
 inline void abs_(Machine& m, Ins& i) {
   if (i.type >= F16)
     return float_op(m, i, [](double a, double, double) { return std::fabs(a); });
@@ -209,18 +194,15 @@ inline void mad(Machine& m, Ins& i) {  // low half
   of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) { return zero_extended(a * b + c, BYTES[i.type]); });
 }
 inline void wide(Machine& m, Ins& i) {  // mul.wide, mad.wide: twice the bits of the type
-  auto extended = [&](uint64_t v) {
-    return is_signed(i.type) ? uint64_t(sign_extended(v, BYTES[i.type])) : zero_extended(v, BYTES[i.type]);
-  };
   of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
-    return zero_extended(extended(a) * extended(b) + (i.s.size() > 2 ? c : 0), 2 * BYTES[i.type]);
+    return zero_extended(extended(a, i.type) * extended(b, i.type) + (i.s.size() > 2 ? c : 0), 2 * BYTES[i.type]);
   });
 }
 
-enum Extended { ADD_CARRY, SUB_CARRY, MAD_LOW_CARRY, MAD_HIGH_CARRY };
+enum WithCarry { ADD_CARRY, SUB_CARRY, MAD_LOW_CARRY, MAD_HIGH_CARRY };
 
-// option 0: Extended, option 1: the carry is added (or borrowed), option 2: it is set
-inline void extended(Machine& m, Ins& i) {
+// option 0: WithCarry, option 1: the carry is added (or borrowed), option 2: it is set
+inline void with_carry(Machine& m, Ins& i) {
   int bytes = BYTES[i.type];
   uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
   using Wide = unsigned __int128;
@@ -260,28 +242,18 @@ inline void copysign_(Machine& m, Ins& i) {  // the sign of the first, the rest 
   float_op(m, i, [](double a, double b, double) { return std::copysign(b, a); });
 }
 
-// mov: one value; several sources pack into one register, several destinations unpack it
+// The bytes of the sources, one after another, go to the destinations: one value, several that it packs or unpacks
 inline void mov(Machine& m, Ins& i) {
-  if (i.d.size() == 1 && i.s.size() == 1) {
-    of_bits(m, i, [&](uint64_t a, auto...) { return i.type == PRED ? a != 0 : zero_extended(a, i.width); });
-  } else if (i.d.size() == 1) {
-    uint64_t* d = m.reg(i.d[0]);
-    int bytes = i.width / int(i.s.size());
-    m.each([&](int t) {
-      uint64_t out = 0;
-      for (size_t k = 0; k < i.s.size(); ++k)
-        out |= zero_extended(m.reg(i.s[k])[t], bytes) << (8 * bytes * k);
-      d[t] = out;
-    });
-  } else {
-    uint64_t* a = m.reg(i.s[0]);
-    int bytes = BYTES[i.type] / int(i.d.size());
-    m.each([&](int t) {
-      uint64_t value = a[t];
-      for (size_t k = 0; k < i.d.size(); ++k)
-        m.reg(i.d[k])[t] = zero_extended(value >> (8 * bytes * k), bytes);
-    });
-  }
+  if (i.d.size() == 1 && i.s.size() == 1)
+    return of_bits(m, i, [&](uint64_t a, auto...) { return i.type == PRED ? a != 0 : zero_extended(a, i.width); });
+  int from = BYTES[i.type] / int(i.s.size()), to = BYTES[i.type] / int(i.d.size());
+  m.each([&](int t) {
+    uint64_t value = 0;
+    for (size_t k = 0; k < i.s.size(); ++k)
+      value |= zero_extended(m.reg(i.s[k])[t], from) << (8 * from * k);
+    for (size_t k = 0; k < i.d.size(); ++k)
+      m.reg(i.d[k])[t] = zero_extended(value >> (8 * to * k), to);
+  });
 }
 inline void selp(Machine& m, Ins& i) {
   of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t p, auto...) { return zero_extended(p ? a : b, i.width); });
@@ -351,7 +323,7 @@ inline void cvt(Machine& m, Ins& i) {
         return bits(v != v ? zero : decltype(zero)(v));
       });
     } else {
-      uint64_t v = is_signed(from) ? uint64_t(sign_extended(a[t], BYTES[from])) : zero_extended(a[t], BYTES[from]);
+      uint64_t v = extended(a[t], from);
       if (to < F16)
         out = zero_extended(v, BYTES[to]);
       else

@@ -88,10 +88,9 @@ def known(parts: list[str], *allowed: str) -> set[str]:
 #: operands that are read, where it isn't two
 _READ = {
     **dict.fromkeys(("not", "neg", "abs", "popc", "clz", "brev", "ex2", "lg2", "rcp", "sqrt", "rsqrt"), (1,)),
-    **dict.fromkeys(("sin", "cos", "tanh"), (1,)),
-    **dict.fromkeys(("fma", "mad", "bfe", "prmt", "shf", "selp"), (3,)),
+    **dict.fromkeys(("sin", "cos", "tanh", "cvt"), (1,)),
+    **dict.fromkeys(("fma", "mad", "madc", "bfe", "prmt", "shf", "selp"), (3,)),
     **dict.fromkeys(("bfi", "lop3"), (4,)),
-    "cvt": (1,),
 }
 
 
@@ -114,11 +113,8 @@ def _extended(s, parts):
     *modifiers, kind = parts
     half = [part for part in modifiers if part in ("lo", "hi")]
     flags = known(modifiers, "cc", *half)
-    target, *sources = s.operands
-    if len(sources) != (3 if root.startswith("mad") else 2):
-        raise NotUnderstood(f"{len(sources)} operands")
     options = (_EXTENDED[".".join([root, *half])], int(root.endswith("c")), int("cc" in flags))
-    return Instruction("extended", kind, sources, [target], options=options)
+    return _plain("with carry", s, kind, options)
 
 
 @form("add", "sub", "div", "rem", "and", "or", "xor", "not", "neg", "abs", "min", "max", "fma")
@@ -146,6 +142,9 @@ def _direction(flags: set[str]) -> int:
     return max(_ROUNDINGS.get(flag, 0) for flag in (*flags, "rn"))
 
 
+_PRODUCTS = {"mul.lo": "mul", "mul.hi": "mul.hi", "mul.wide": "wide", "mad.lo": "mad", "mad.wide": "wide"}
+
+
 @form("mul", "mad")
 def _product(s, parts):
     root = s.opcode.split(".")[0]
@@ -156,13 +155,7 @@ def _product(s, parts):
         flags = known(modifiers, "rn", "ftz", *(_DIRECTED if kind == "f32" else ()))
         return _plain("mul" if root == "mul" else "fma", s, kind, (int("ftz" in flags), 0, 0, _direction(flags)))
     (which,) = modifiers
-    if which == "wide":
-        return _plain("wide", s, kind, width=2 * int(kind[1:]) // 8)
-    if which == "hi" and root == "mul":
-        return _plain("mul.hi", s, kind)
-    if which != "lo":
-        raise NotUnderstood(which)
-    return _plain(root, s, kind)
+    return _plain(_PRODUCTS[f"{root}.{which}"], s, kind, width=2 * int(kind[1:]) // 8 if which == "wide" else None)
 
 
 @form("shl", "shr", "bfe", "bfi", "popc", "clz", "brev", "selp", "copysign", "prmt", "lop3")
@@ -239,14 +232,15 @@ def values(operand) -> list:
     return list(operand.items) if isinstance(operand, Vector) else [operand]
 
 
-def _access(s, parts, address, moved: list) -> tuple[str, tuple[int, int, int]]:
-    """Return (type, options) of a load or store outside the parameters, which moves these registers."""
+def _access(s, parts, address, *, loaded=(), stored=()) -> Instruction:
+    """Return a load or store outside the parameters."""
     known(parts[:-1], *_SPACES, "v2", "v4", *_HINTS)
     count = next((int(part[1:]) for part in parts if part in ("v2", "v4")), 1)
-    if len(moved) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
+    if len(loaded or stored) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
         raise NotUnderstood("operands")
     space = next((_SPACES[part] for part in parts if part in _SPACES), 0)
-    return parts[-1], (address.offset + (GENERIC["local"] if space == LOCAL else 0), space, order(parts))
+    options = (address.offset + (GENERIC["local"] if space == LOCAL else 0), space, order(parts))
+    return Instruction("access", parts[-1], [address.base, *stored], loaded, options=options)
 
 
 def order(parts, strong: bool = False) -> int:
@@ -265,9 +259,8 @@ def _load(s, parts):
         if isinstance(address.base, Symbol) and not isinstance(target, Vector):
             return Instruction("mov", parts[-1], [address], [target])
         offset = address.offset + GENERIC["param"]
-        return Instruction("ld", parts[-1], [address.base], values(target), options=(offset, PARAMETERS))
-    kind, options = _access(s, parts, address, values(target))
-    return Instruction("ld", kind, [address.base], values(target), options=options)
+        return Instruction("access", parts[-1], [address.base], values(target), options=(offset, PARAMETERS))
+    return _access(s, parts, address, loaded=values(target))
 
 
 @form("st")
@@ -280,13 +273,7 @@ def _store(s, parts):
             raise NotUnderstood(s.opcode)
         sources = [address.base, barrier.base, *values(value)]
         return Instruction("st.async", parts[-1], sources, options=(address.offset, barrier.offset))
-    kind, options = _access(s, parts, address, values(value))
-    return Instruction("st", kind, [address.base, *values(value)], options=options)
-
-
-@form("createpolicy")
-def _policy(s, parts):
-    return Instruction("mov", "b64", [Constant(0)], [s.operands[0]], options=(1,))  # how to cache, not what
+    return _access(s, parts, address, stored=values(value))
 
 
 _REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
@@ -316,12 +303,10 @@ def _update(s, parts):
 
 def asynchronous_copy(s, parts):
     """cp.async of single threads. The form "cp" itself is in tensor_map.py, because it has bulk copies too."""
-    if parts[:2] == ["async", "commit_group"]:
+    if parts == ["async", "commit_group"]:
         return Instruction("cp.async.commit")
-    if parts[:2] == ["async", "wait_group"]:
-        return Instruction("cp.async.wait", options=(s.operands[0].value,))
-    if parts[:2] == ["async", "wait_all"]:
-        return Instruction("cp.async.wait", options=(-1,))
+    if parts in (["async", "wait_group"], ["async", "wait_all"]):
+        return Instruction("cp.async.wait", options=(s.operands[0].value if s.operands else -1,))
     if parts[:3] == ["async", "mbarrier", "arrive"]:
         flags = known(parts[3:], "noinc", "shared", "shared::cta", "b64")
         if not {"shared", "shared::cta"} & flags:
@@ -382,32 +367,17 @@ def _fence(s, parts):
     return Instruction("fence", options=(int(bool({"gl", "cluster", "gpu", "sys"} & set(parts))),))
 
 
-@form("griddepcontrol")
-def _dependent_launch(s, parts):
-    known(parts, "wait", "launch_dependents")
-    return Instruction("nothing")  # a launch ends before the next one begins
-
-
-@form("bra")
-def _branch(s, parts):
-    known(parts, "uni")
-    return Instruction("bra", options=(s.operands[0],))
-
-
-@form("vprintf")
-def _print(s, parts):
-    *result, text, arguments = s.operands
-    return Instruction("print", sources=[text, arguments], destinations=result)
-
-
-@form("assertfail")
-def _assertion(s, parts):
-    return Instruction("assertion", sources=s.operands)
-
-
-@form("ret", "exit", "trap")
-def _end(s, parts):
-    return Instruction("trap" if s.opcode == "trap" else "ret")
+#: instructions without a form of their own, in which every modifier is allowed
+FORMS |= {
+    "bra": lambda s, parts: Instruction("bra", options=(s.operands[0],)),
+    **dict.fromkeys(("ret", "exit"), lambda s, parts: Instruction("ret")),
+    "trap": lambda s, parts: Instruction("trap"),
+    "griddepcontrol": lambda s, parts: Instruction("nothing"),  # a launch ends before the next one begins
+    # how to cache, not what
+    "createpolicy": lambda s, parts: Instruction("mov", "b64", [Constant(0)], [s.operands[0]], options=(1,)),
+    "vprintf": lambda s, parts: Instruction("print", sources=s.operands[-2:], destinations=s.operands[:-2]),
+    "assertfail": lambda s, parts: Instruction("assertion", sources=s.operands),
+}
 
 
 @form("shfl")

@@ -1,32 +1,57 @@
-// Atomic updates of global and shared memory, with and without the old value. Lanes update one after another, in the
-// order of their numbers: PTX leaves the order open.
+// Atomic updates of global and shared memory, with and without the old value, and reductions of a warp. Lanes update
+// one after another, in the order of their numbers: PTX leaves the order open.
 #pragma once
 
 #include "memory.h"
 
 namespace ptx {
 
+enum Update { UADD, UMIN, UMAX, UAND, UOR, UXOR, EXCHANGE, COMPARE };
+constexpr int KEEPS_NAN = 16;  // added to UMIN and UMAX of floats
+
 // The new value of one element: PTX ISA, "atom". `flush`: float32 in global memory loses subnormals
-inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b, uint64_t c, bool flush) {
+inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b, uint64_t c = 0, bool flush = false) {
   int bytes = BYTES[type];
   if (how == EXCHANGE)
     return zero_extended(b, bytes);
   if (how == COMPARE)
     return old == zero_extended(b, bytes) ? zero_extended(c, bytes) : old;
-  if (int half = half_of(type); half != type) {
-    uint64_t low = updated(m, how, half, old & 0xffff, b & 0xffff, 0, false);
-    return low | updated(m, how, half, old >> 16, (b >> 16) & 0xffff, 0, false) << 16;
-  }
+  if (int half = half_of(type); half != type)
+    return updated(m, how, half, old & 0xffff, b & 0xffff) | updated(m, how, half, old >> 16, b >> 16 & 0xffff) << 16;
   if (type >= F16) {
     auto read = [&](uint64_t v) {
       double x = read_float(m, type, v);
       return flush && type == F32 ? double(flushed(float(x))) : x;
     };
-    return write_float(m, type, joined(how, read(old), read(b)), flush);
+    double x = read(old), y = read(b);
+    bool nan = how >= KEEPS_NAN;
+    double z = how == UADD ? x + y : how % KEEPS_NAN == UMIN ? least(x, y, nan) : most(x, y, nan);
+    return write_float(m, type, z, flush);
   }
   return with_integer(m, type, [&](auto zero) {
     using T = decltype(zero);
-    return bits<T>(joined(how, as<T>(old), as<T>(b)));
+    T x = as<T>(old), y = as<T>(b);
+    switch (how) {
+      case UADD: return bits(T(uint64_t(x) + uint64_t(y)));
+      case UMIN: return bits(std::min(x, y));
+      case UMAX: return bits(std::max(x, y));
+      case UAND: return bits(T(x & y));
+      case UOR: return bits(T(x | y));
+      default: return bits(T(x ^ y));
+    }
+  });
+}
+
+inline void redux(Machine& m, Ins& i) {  // option 0: Update, option 1: of the magnitudes of floats
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each_part([&](int w) {
+    bool first = true;
+    uint64_t out = 0;
+    m.each_of(w, [&](int t) {
+      uint64_t v = i.option[1] ? a[t] & 0x7fffffff : a[t];
+      out = std::exchange(first, false) ? v : updated(m, int(i.option[0]), i.type, out, v);
+    });
+    m.each_of(w, [&](int t) { d[t] = out; });
   });
 }
 

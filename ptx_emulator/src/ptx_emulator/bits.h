@@ -13,28 +13,29 @@ inline void not_(Machine& m, Ins& i) {
 }
 inline void shl(Machine& m, Ins& i) {
   of_bits(m, i, [&](uint64_t a, uint64_t b, auto...) {
-    return uint32_t(b) >= 8u * BYTES[i.type] ? 0 : zero_extended(a << uint32_t(b), BYTES[i.type]);
+    return uint32_t(b) > 63 ? 0 : zero_extended(a << uint32_t(b), BYTES[i.type]);
   });
+}
+
+// A value of `type` without its low bits
+inline uint64_t shifted(uint64_t value, uint32_t bits, int type) {
+  value = extended(value, type);
+  return is_signed(type) ? uint64_t(int64_t(value) >> std::min(bits, 63u)) : bits > 63 ? 0 : value >> bits;
 }
 inline void shr(Machine& m, Ins& i) {
-  unsigned size = 8 * BYTES[i.type];
-  of_bits(m, i, [&](uint64_t a, uint64_t b, auto...) {
-    unsigned n = std::min(uint32_t(b), size);
-    if (is_signed(i.type))
-      return zero_extended(uint64_t(sign_extended(a, BYTES[i.type]) >> std::min(n, size - 1)), i.width);
-    return n >= size ? 0 : zero_extended(a, BYTES[i.type]) >> n;
-  });
+  of_bits(m, i,
+          [&](uint64_t a, uint64_t b, auto...) { return zero_extended(shifted(a, uint32_t(b), i.type), i.width); });
 }
 inline void bfe(Machine& m, Ins& i) {
-  int bytes = BYTES[i.type];
   of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) -> uint64_t {
-    int from = int(b & 0xff), unused = std::max(64 - int(c & 0xff), 0);  // bits above the field
-    if (unused == 64)
+    int above = 64 - int(c & 0xff);  // bits of a register that are not in the field
+    uint64_t field = shifted(a, b & 0xff, i.type);
+    if (above <= 0)
+      return zero_extended(field, BYTES[i.type]);
+    if (above == 64)
       return 0;
-    if (is_signed(i.type))
-      return zero_extended(
-          uint64_t(int64_t(uint64_t(sign_extended(a, bytes) >> std::min(from, 63)) << unused) >> unused), bytes);
-    return from > 63 ? 0 : zero_extended(a, bytes) >> from << unused >> unused;
+    field <<= above;
+    return zero_extended(is_signed(i.type) ? uint64_t(int64_t(field) >> above) : field >> above, BYTES[i.type]);
   });
 }
 inline void bfi(Machine& m, Ins& i) {

@@ -13,12 +13,12 @@ namespace ptx {
 // clang-format off
 const std::map<std::string, Handler> HANDLERS = {
     {"add", add}, {"sub", sub}, {"mul", mul}, {"mul.hi", mul_hi}, {"wide", wide}, {"mad", mad}, {"fma", fma},
-    {"mixed", mixed}, {"extended", extended}, {"div", div}, {"rem", rem},
+    {"mixed", mixed}, {"with carry", with_carry}, {"div", div}, {"rem", rem},
     {"min", min_}, {"max", max_}, {"neg", neg}, {"abs", abs_}, {"ex2", ex2}, {"lg2", lg2}, {"rcp", rcp},
     {"sqrt", sqrt_}, {"rsqrt", rsqrt}, {"sin", sin_}, {"cos", cos_}, {"tanh", tanh_}, {"copysign", copysign_},
     {"and", and_}, {"or", or_}, {"xor", xor_}, {"not", not_}, {"shl", shl}, {"shr", shr}, {"bfe", bfe}, {"bfi", bfi},
     {"prmt", prmt}, {"lop3", lop3}, {"shf", shf}, {"popc", popc}, {"clz", clz}, {"brev", brev},
-    {"mov", mov}, {"selp", selp}, {"setp", setp}, {"cvt", cvt}, {"cvt.pair", cvt_pair}, {"ld", ld}, {"st", st},
+    {"mov", mov}, {"selp", selp}, {"setp", setp}, {"cvt", cvt}, {"cvt.pair", cvt_pair}, {"access", access},
     {"atom", atom}, {"cp.async", cp_async}, {"cp.async.commit", cp_commit}, {"cp.async.wait", cp_wait},
     {"bulk.load", bulk_load}, {"bulk.store", bulk_store}, {"bulk.commit", bulk_commit}, {"bulk.wait", bulk_wait},
     {"tensormap.replace", map_replace}, {"tensormap.copy", map_copy},
@@ -27,12 +27,12 @@ const std::map<std::string, Handler> HANDLERS = {
     {"copies.arrive", copies_arrive},
     {"trap", trap}, {"bra", bra}, {"print", print}, {"assertion", assertion}, {"shfl", shfl}, {"vote", vote},
     {"redux", redux},
-    {"ldmatrix", ldmatrix}, {"stmatrix", stmatrix}, {"mma", mma}, {"wgmma", wgmma}, {"wgmma.fence", wgmma_fence},
+    {"matrix rows", matrix_rows}, {"mma", mma}, {"wgmma", wgmma}, {"wgmma.fence", wgmma_fence},
     {"wgmma.commit", wgmma_commit}, {"wgmma.wait", wgmma_wait},
     {"elect", elect}, {"mbarrier.init", mbarrier_init}, {"mbarrier.inval", mbarrier_inval},
     {"mbarrier.arrive", mbarrier_arrive}, {"mbarrier.try_wait", mbarrier_try_wait},
     {"tcgen05.alloc", tensor_alloc}, {"tcgen05.dealloc", tensor_dealloc}, {"tcgen05.relinquish", tensor_relinquish},
-    {"tcgen05.ld", tensor_ld}, {"tcgen05.st", tensor_st}, {"tcgen05.wait", tensor_wait}, {"tcgen05.mma", tensor_mma},
+    {"tcgen05.transfer", transfer}, {"tcgen05.wait", tensor_wait}, {"tcgen05.mma", tensor_mma},
     {"tcgen05.commit", tensor_commit},
 };
 // clang-format on
@@ -68,8 +68,6 @@ class Run {
     if (!m_.tensor.allocations.empty())
       m_.fault("the kernel ends with tensor memory that was not given back");
   }
-
-  int at() const { return at_; }
 
  private:
   Program& program_;
@@ -195,12 +193,10 @@ class Run {
     for (int group = 0; group < m_.groups(); ++group) {
       if (!m_.active_group(group))
         continue;
-      for (int r : i.d)
-        if (m_.pending[m_.of_group(group, r)])
-          m_.fault("writes a register of a wgmma that was not waited for");
-      for (int r : i.s)
-        if (m_.pending[m_.of_group(group, r)])
-          m_.fault("reads a register of a wgmma that was not waited for");
+      for (auto [verb, registers] : {std::pair("writes", &i.d), std::pair("reads", &i.s)})
+        for (int r : *registers)
+          if (m_.pending[m_.of_group(group, r)])
+            m_.fault(text(verb, " a register of a wgmma that was not waited for"));
     }
   }
 
@@ -255,27 +251,24 @@ void ptx_append(void* program, const char* handler, const int64_t* fields, int n
 }
 
 // Runs clusters first..last-1 of the grid, x fastest; a cluster is mostly one CTA. grid: three numbers of CTAs, then
-// the CTAs of a cluster along each. constants: (register, value) pairs. specials: (register, number of a thread's
-// value, a term added to it). Returns -1, or the index of the instruction that failed, with `message`; `where` is then
-// the number of the cluster's first CTA.
+// the CTAs of a cluster along each. constants: (register, value). specials: (register, number of a thread's value, a
+// term added to it). places: (address, the host's address, bytes) of memory. Returns -1, or the index of the
+// instruction that failed, with `message`; `where` is then the number of the cluster's first CTA.
 int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int64_t first, int64_t last, int nconstants,
-            const int* constant_registers, const uint64_t* constant_values, int nspecials, const uint64_t* specials,
-            int64_t shared_bytes, int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts,
-            const uint64_t* sizes, int checks, int64_t* where, char* message, int message_bytes) {
+            const uint64_t* constants, int nspecials, const uint64_t* specials, int nplaces, const uint64_t* places,
+            int64_t shared_bytes, int64_t local_bytes, int checks, int64_t* where, char* message, int message_bytes) {
   auto& program = *static_cast<ptx::Program*>(handle);
-  std::vector<ptx::Region> regions, hosts_own;
-  for (int k = 0; k < nregions; ++k)
-    (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? hosts_own : regions)
-        .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), int64_t(sizes[k])});
+  std::vector<ptx::Region> regions, hosts;
+  for (const uint64_t* place = places; place < places + 3 * nplaces; place += 3)
+    (place[0] >> ptx::REGION_BITS < ptx::FIRST_REGION ? hosts : regions)
+        .push_back({place[0], reinterpret_cast<uint8_t*>(place[1]), int64_t(place[2])});
   program.traffic.resize(std::max(program.traffic.size(), regions.size()));
   ptx::Order order;
   const uint64_t x = grid[0], y = grid[1], across = grid[3], down = grid[4], ctas = across * down * grid[5];
   for (int64_t n = first; n < last; ++n) {
-    ptx::Ordering ordering{size_t((ctas * threads + ptx::WARP - 1) / ptx::WARP)};
-    ptx::Machine m(int(ctas), threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own,
-                   program.printed, ordering);
+    ptx::Machine m(int(ctas), threads, registers, shared_bytes, local_bytes, checks, regions, hosts, program.printed);
     for (int k = 0; k < nconstants; ++k)
-      std::fill_n(m.reg(constant_registers[k]), m.threads, constant_values[k]);
+      std::fill_n(m.reg(int(constants[2 * k])), m.threads, constants[2 * k + 1]);
     uint64_t cluster[] = {n % (x / across), n / (x / across) % (y / down), n / (x / across) / (y / down)};
     std::vector<int32_t> numbers;
     for (uint64_t rank = 0; rank < ctas; ++rank) {
@@ -300,7 +293,7 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
       run.cta();
     } catch (const std::exception& error) {
       std::snprintf(message, message_bytes, "%s", error.what());
-      return run.at();
+      return m.at;
     }
     for (auto& sectors : m.sectors)
       for (auto& [number, sector] : sectors) {

@@ -28,10 +28,6 @@ constexpr uint64_t LOCAL_REGION = 201;  // a thread's own memory; 202 and 203 ar
 constexpr uint64_t FIRST_REGION = 256;  // below are the host's own addresses: pointers that a kernel finds in memory
 constexpr int REGION_BITS = 40;         // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
 
-struct Fault : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 template <class... Parts> std::string text(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
@@ -145,10 +141,11 @@ struct Copy {  // one cp.async that was not waited for
   uint8_t data[16];
 };
 
-struct Reads {  // reads of one wgmma or bulk store that is in flight
-  int64_t group;
-  std::vector<uint32_t> granules;
-  std::vector<size_t> registers = {};
+struct Product {  // a wgmma, a tcgen05.mma or a bulk store that is in flight
+  int64_t group, number;
+  std::vector<uint32_t> granules = {};                // of shared memory, that it reads
+  std::vector<size_t> registers = {};                 // of a warpgroup
+  std::vector<uint32_t> results = {}, operands = {};  // cells of tensor memory
 };
 
 // Take finished operations out of `flying`, in order, and call f with each
@@ -158,7 +155,7 @@ template <class T, class Over, class F> void finish(std::vector<T>& flying, Over
   flying.erase(done, flying.end());
 }
 
-// Operations that a thread or a warpgroup began and has not waited for
+// Operations that a thread or a warp began and has not waited for
 template <class T> struct Flying {
   int64_t group = 0, made = 0;  // groups committed, operations begun
   std::vector<T> items = {};
@@ -177,12 +174,6 @@ struct Cell {                   // 32 bits of tensor memory
   uint32_t storing = 0, loading = 0;  // warps whose tcgen05.st, tcgen05.ld was not waited for
 };
 
-struct TensorProduct {  // one tcgen05.mma that was not waited for
-  int64_t number;
-  int warp;  // that issued it
-  std::vector<uint32_t> granules, results, operands;
-};
-
 struct Arrival {  // at an mbarrier, once it is waited for
   int warp = -1;  // a commit of tcgen05: when the warp's products before this one are done
   int64_t end = 0;
@@ -191,7 +182,6 @@ struct Arrival {  // at an mbarrier, once it is waited for
   Clock clock = {};  // the clock that the commit releases
   int thread = -1;   // cp.async: the thread whose copies before number `end` are done
 
-  bool waits_for(const TensorProduct& p) const { return p.warp == warp && p.number < end; }
   void sees(Stamp event) { Ordering::join(clock, Clock(event.agent + 1)), clock[event.agent] = event.clock; }
 };
 
@@ -215,10 +205,9 @@ constexpr int8_t NOTHING = -1, BARRIERS = 16, AT_MBARRIER = 16, YIELDS = 17, AT_
 
 struct Tensor {
   std::vector<Cell> cells;
-  std::map<uint32_t, uint32_t> allocations;  // first column, 512 for each rank: columns
-  uint64_t given_up = 0;                     // the right to allocate, by rank as bits
-  std::vector<TensorProduct> products;
-  int64_t made = 0;
+  std::map<uint32_t, uint32_t> allocations;          // first column, 512 for each rank: columns
+  uint64_t given_up = 0;                             // the right to allocate, by rank as bits
+  std::vector<Flying<Product>> products;             // by warp
   std::vector<std::vector<uint32_t>> loads, stores;  // by warp: cells of its tcgen05.ld, st that it did not wait for
   std::map<int64_t, Mbarrier> barriers;              // by offset in shared memory
   std::map<int64_t, size_t> agents;  // of mbarriers, also of earlier ones at this offset; of warp w's products: -1 - w
@@ -251,11 +240,10 @@ struct Machine {
   int64_t local_bytes;
   std::vector<uint8_t> local;  // by thread
   std::string& printed;
-  Ordering& ordering;
-  int64_t idle = 0;                     // atomic updates in a row that changed nothing
-  std::vector<Flying<Copy>> copies;     // by thread
-  std::vector<Flying<Reads>> products;  // by warpgroup
-  std::vector<Flying<Reads>> bulks;     // by thread
+  Ordering ordering;
+  int64_t idle = 0;                              // atomic updates in a row that changed nothing
+  std::vector<Flying<Copy>> copies;              // by thread
+  std::vector<Flying<Product>> products, bulks;  // by thread; a wgmma counts for the first of its warpgroup
   Tensor tensor;
   std::vector<int64_t> fence_time;  // by warp: wgmma.fence
   std::vector<Barrier> barriers;    // by rank
@@ -271,21 +259,20 @@ struct Machine {
 
   // Unwritten registers and memory hold neither 0 nor a number
   Machine(int ctas, int per_cta, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
-          const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed,
-          Ordering& ordering)
+          const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed)
       : threads(ctas * per_cta), warps((threads + WARP - 1) / WARP), ctas(ctas), per_cta(per_cta),
         cta_bytes(shared_bytes), stride(ctas > 1 ? (shared_bytes + 1023) / 1024 * 1024 : shared_bytes), checks(checks),
         ranks(size_t(warps) * WARP), registers(size_t(registers) * threads, 0xdeadbeefdeadbeefull),
         register_time(size_t(registers) * groups(), -1), pending(register_time.size()), alive(threads, 1),
         mask(size_t(warps) * WARP), scratch(threads), shared(size_t(stride * ctas), 0xff),
         granules((shared.size() + 1) / 2), regions(regions), hosts(hosts), carry(threads), local_bytes(local_bytes),
-        local(size_t(local_bytes) * threads, 0xcb), printed(printed), ordering(ordering), copies(threads),
-        products(warps / 4), bulks(threads), fence_time(warps, -1), barriers(size_t(ctas) * BARRIERS), fenced(warps),
+        local(size_t(local_bytes) * threads, 0xcb), printed(printed), ordering(size_t(warps)), copies(threads),
+        products(threads), bulks(threads), fence_time(warps, -1), barriers(size_t(ctas) * BARRIERS), fenced(warps),
         waits(threads, NOTHING), waits_at(threads) {
     for (int t = 0; t < threads; ++t)
       ranks[t] = uint8_t(t / per_cta);
     cluster.joined.resize(threads), sectors.resize(ctas);
-    tensor.loads.resize(warps), tensor.stores.resize(warps);
+    tensor.products.resize(warps), tensor.loads.resize(warps), tensor.stores.resize(warps);
     reads.resize(granules.size(), warps), writes.resize(granules.size(), warps);
   }
 
@@ -306,21 +293,19 @@ struct Machine {
     return rank == ranks[me * WARP] ? "another warp" : text("warp ", number_of(other), of_rank(rank));
   }
   [[noreturn]] void fault(const std::string& what, int thread = -1) {
-    throw Fault(thread < 0 ? what : text(what, " (thread ", thread % per_cta, of_rank(ranks[thread]), ")"));
+    throw std::runtime_error(thread < 0 ? what
+                                        : text(what, " (thread ", thread % per_cta, of_rank(ranks[thread]), ")"));
   }
   int living(int rank) const {
     auto first = alive.begin() + rank * per_cta;
     return int(std::count(first, first + per_cta, 1));
   }
 
-  // f(rank) for every CTA of which a thread executes. The order between CTAs takes its part from then on.
+  // f(the order between CTAs, in the part of each CTA of which a thread executes)
   template <class F> void each_cta(F f) {
-    for (int rank = 0; rank < ctas; ++rank)
-      if (ctas == 1 || active(rank * per_cta, per_cta)) {
-        if (order != nullptr)
-          order->as(rank);
-        f(rank);
-      }
+    for (int rank = 0; rank < ctas && order != nullptr; ++rank)
+      if (ctas == 1 || active(rank * per_cta, per_cta))
+        f(order->as(rank));
   }
 
   template <class F> void each(F f) {
@@ -373,10 +358,10 @@ struct Machine {
     if (index == LOCAL_REGION)
       return local_at(address, bytes, thread);
     const Region* region = index - FIRST_REGION < regions.size() ? &regions[index - FIRST_REGION] : nullptr;
-    if (region == nullptr)  // a pointer that a kernel found in memory, to a tensor whose address the program read
-      for (const Region& one : hosts)
-        if (address >= one.base && address + bytes <= one.base + one.bytes)
-          region = &one;
+    // a pointer that a kernel found in memory, to a tensor whose address the program read
+    for (auto one = hosts.begin(); region == nullptr && one != hosts.end(); ++one)
+      if (address >= one->base && address + bytes <= one->base + one->bytes)
+        region = &*one;
     if (region == nullptr)
       fault("global address outside every tensor", thread);
     int64_t offset = int64_t(address - region->base);
@@ -404,8 +389,7 @@ struct Machine {
       }
     }
     if (order != nullptr) {
-      order->as(rank);
-      if (const Access* other = order->note(host, bytes, at, use, bits & STRONG, data))
+      if (const Access* other = order->as(rank).note(host, bytes, at, use, bits & STRONG, data))
         fault(text("race between CTAs: ", VERBS[use], " a byte that is accessed by CTA number ", other->cta,
                    " at instruction ", other->at, " too, and no atomic with acquire and release orders the two"),
               thread);
@@ -416,8 +400,8 @@ struct Machine {
   }
   // Ends an instruction whose accesses have these bits
   void touched(int64_t bits) {
-    if (order != nullptr && (bits & RELEASES))
-      each_cta([&](int) { order->tick(); });
+    if (bits & RELEASES)
+      each_cta([](Order& own) { own.tick(); });
   }
 
   // The place in `shared` of an address: of this thread's own CTA, unless the access may go to all of its cluster
@@ -538,13 +522,13 @@ inline int64_t sign_extended(uint64_t value, int bytes) {
   return int64_t(value << shift) >> shift;
 }
 
-// A value of `type` as a register of `width` bytes holds it: signed ones extended by their sign
-inline uint64_t held(uint64_t value, int type, int width) {
-  int bytes = BYTES[type];
-  if (is_signed(type) && width > bytes)
-    return zero_extended(uint64_t(sign_extended(value, bytes)), width);
-  return zero_extended(value, bytes < width ? bytes : width);
+// A value of `type`, extended by its sign or by zeros
+inline uint64_t extended(uint64_t value, int type) {
+  return is_signed(type) ? uint64_t(sign_extended(value, BYTES[type])) : zero_extended(value, BYTES[type]);
 }
+
+// The same as a register of `width` bytes holds it
+inline uint64_t held(uint64_t value, int type, int width) { return zero_extended(extended(value, type), width); }
 
 inline float from_bf16(uint16_t b) { return as<float>(uint64_t(b) << 16); }
 

@@ -166,28 +166,23 @@ struct Operands {
 };
 
 // These warps waited for it
-inline void release(Machine& m, const Reads& reads, uint64_t warps) {
-  for (uint32_t g : reads.granules) {
+inline void release(Machine& m, const Product& product, uint64_t warps) {
+  for (uint32_t g : product.granules) {
     --m.granules[g].async_reads;
     for (uint64_t left = warps; left; left &= left - 1)
       m.reads.note(g, __builtin_ctzll(left), m.ordering);
   }
-  for (size_t r : reads.registers)
+  for (size_t r : product.registers)
     --m.pending[r], --m.pending_count;
 }
 
-inline void hold_register(Machine& m, Reads& product, size_t index) {
-  product.registers.push_back(index);
-  ++m.pending[index], ++m.pending_count;
-}
-
 // type: of A, type2: of the accumulators, which are the destinations
-// options: n, k, A in registers, A transposed, B transposed, the accumulator is read (-1: by the last source), type of
-// B, integers saturate; sources: [registers of A | descriptor of A], descriptor of B, accumulators, [predicate]
+// options: n, k, A in registers, A transposed, B transposed, type of B, integers saturate
+// sources: [registers of A | descriptor of A], descriptor of B, accumulators, whether these are added
 inline void wgmma(Machine& m, Ins& i) {
-  int n = int(i.option[0]), k = int(i.option[1]), of_b = int(i.option[6]);
+  int n = int(i.option[0]), k = int(i.option[1]), of_b = int(i.option[5]);
   bool from_registers = i.option[2], a_transposed = i.option[3], b_transposed = i.option[4];
-  int na = from_registers ? 4 : 1, accumulators = i.type2 == F16 ? n / 4 : n / 2;
+  int na = from_registers ? 4 : 1;
   if (m.warps % 4 || (m.ctas > 1 && m.per_cta % WARPGROUP))
     m.fault("wgmma needs whole warpgroups of 4 warps");
   for (int group = 0; group < m.warps / 4; ++group) {
@@ -196,7 +191,7 @@ inline void wgmma(Machine& m, Ins& i) {
       continue;
     if (active != WARPGROUP)
       m.fault("divergence: part of a warpgroup executes a wgmma");
-    Reads product{m.products[group].group, {}};
+    Product product{m.products[first].group, 0};
     auto uniform = [&](int source) {
       uint64_t* v = m.reg(source);
       for (int t = first; t < first + WARPGROUP; ++t)
@@ -204,56 +199,51 @@ inline void wgmma(Machine& m, Ins& i) {
           m.fault("a descriptor differs within its warpgroup", t);
       return v[first];
     };
+    auto check_fence = [&](int r, const char* what) {
+      for (int w = 4 * group; w < 4 * group + 4; ++w)
+        if (m.checks && m.register_time[m.of_group(group, r)] > m.fence_time[w])
+          m.fault(text(what, " was written after the last wgmma.fence"));
+    };
     Operands shared{m, k, 4 * group, 4, -1, product.granules, m.ranks[first]};
     std::vector<float> a(64 * k), out(size_t(64) * n);
     if (from_registers) {
       for (int r = 0; r < 4; ++r)
-        for (int w = 4 * group; w < 4 * group + 4; ++w)
-          if (m.checks && m.register_time[m.of_group(group, i.s[r])] > m.fence_time[w])
-            m.fault("a register of A was written after the last wgmma.fence");
+        check_fence(i.s[r], "a register of A");
       for (int w = 0; w < 4; ++w)
         read_a(m, i, k, first + w * WARP, &a[16 * w * k]);
     } else {
       a = shared.matrix(Descriptor(m, uniform(i.s[0])), i.type, 64, a_transposed, false);
     }
     std::vector<float> b = shared.matrix(Descriptor(m, uniform(i.s[na])), of_b, n, b_transposed, true);
-    bool adds = i.option[5] >= 0 ? i.option[5] != 0 : uniform(i.s.back()) != 0;
+    bool adds = uniform(i.s.back()) != 0;
     multiply(a.data(), b.data(), out.data(), 64, k, n);
-    for (int r = 0; r < accumulators; ++r) {
-      if (m.checks && adds && !m.pending[m.of_group(group, i.d[r])])
-        for (int w = 4 * group; w < 4 * group + 4; ++w)
-          if (m.register_time[m.of_group(group, i.d[r])] > m.fence_time[w])
-            m.fault("an accumulator was written after the last wgmma.fence");
-      hold_register(m, product, m.of_group(group, i.d[r]));
-    }
+    for (int d : i.d)
+      if (adds && !m.pending[m.of_group(group, d)])
+        check_fence(d, "an accumulator");
     for (int t = first; t < first + WARPGROUP; ++t)
       each_accumulator(i.type2, n, t % WARP, [&](int r, int e, int row, int column) {
         uint64_t& d = m.reg(i.d[r])[t];
         float sum = out[size_t(16 * ((t - first) / WARP) + row) * n + column];
-        put(d, i.type2, e, accumulated(i.type2, got(d, i.type2, e), sum, adds, i.option[7]));
+        put(d, i.type2, e, accumulated(i.type2, got(d, i.type2, e), sum, adds, i.option[6]));
       });
-    if (from_registers)
-      for (int r = 0; r < 4; ++r)
-        hold_register(m, product, m.of_group(group, i.s[r]));
-    m.products[group].items.push_back(std::move(product));
+    std::vector<int> used = i.d;
+    used.insert(used.end(), i.s.begin(), i.s.begin() + (from_registers ? na : 0));
+    for (int r : used) {
+      product.registers.push_back(m.of_group(group, r));
+      ++m.pending[product.registers.back()], ++m.pending_count;
+    }
+    m.products[first].items.push_back(std::move(product));
   }
 }
 
-template <class F> void each_warpgroup(Machine& m, F f) {
-  for (int group = 0; group < m.warps / 4; ++group)
-    if (m.mask[group * WARPGROUP])
-      f(group);
-}
 constexpr Handler wgmma_fence = [](Machine& m, Ins&) {
   m.each_warp([&](int w) { m.fence_time[w] = m.ordering.time; });
 };
-inline void wgmma_commit(Machine& m, Ins&) {
-  each_warpgroup(m, [&](int group) { ++m.products[group].group; });
-}
+constexpr Handler wgmma_commit = [](Machine& m, Ins&) { m.each([&](int t) { ++m.products[t].group; }); };
 inline void wgmma_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in flight
-  each_warpgroup(m, [&](int group) {
-    m.products[group].wait(i.option[0],
-                           [&](const Reads& product) { release(m, product, uint64_t(0xf) << (4 * group)); });
+  m.each([&](int t) {
+    auto over = [&](const Product& product) { release(m, product, uint64_t(0xf) << (t / WARP)); };
+    m.products[t].wait(i.option[0], over);
   });
 }
 

@@ -31,8 +31,6 @@ inline void count_sectors(Ins& i, std::vector<uint64_t> addresses, int bytes) {
 
 // Wavefronts of a warp's shared request: per phase (128 bytes of lanes) the most distinct words that one bank serves
 inline void count_wavefronts(Ins& i, const std::vector<uint64_t>& addresses, int bytes) {
-  if (addresses.empty())
-    return;
   size_t lanes = bytes <= 4 ? 32 : 128 / bytes;
   i.requests += 1;
   for (size_t first = 0; first < addresses.size(); first += lanes) {
@@ -64,9 +62,10 @@ inline bool overwritten(const Machine& m, const uint64_t* address, int thread, i
   return false;
 }
 
-// option 0: byte offset, option 1: Space, option 2: bits of the order; the sources are the address, then the values of
-// a store
-inline void access(Machine& m, Ins& i, bool load) {
+// A load, which has destinations, or a store. option 0: byte offset, option 1: Space, option 2: bits of the order; the
+// sources are the address, then the values of a store
+inline void access(Machine& m, Ins& i) {
+  bool load = !i.d.empty();
   int each = BYTES[i.type], count = int(load ? i.d.size() : i.s.size() - 1), bytes = each * count;
   uint64_t* address = m.reg(i.s[0]);
   bool shared = is_shared(i.option[1]), remote = i.option[1] == CLUSTER;
@@ -100,8 +99,6 @@ inline void access(Machine& m, Ins& i, bool load) {
   });
   m.touched(shared ? 0 : i.option[2]);
 }
-inline void ld(Machine& m, Ins& i) { access(m, i, true); }
-inline void st(Machine& m, Ins& i) { access(m, i, false); }
 
 // cp.async: option 0 and 2: offsets of the two addresses, option 1: bytes; a third source: bytes to read, the rest is
 // zero. The data arrive at a wait: a thread that does not wait reads the old contents, and is reported.
@@ -184,8 +181,7 @@ inline void nothing(Machine&, Ins&) {}   // warps run in lockstep, memory is one
 inline void fence(Machine& m, Ins& i) {  // option 0: its scope reaches beyond the CTA
   if (!i.option[0])
     return;
-  if (m.order != nullptr)
-    m.each_cta([&](int) { m.order->fence(); });
+  m.each_cta([](Order& own) { own.fence(); });
   if (m.ctas > 1)
     m.each_part([&](int w) { m.ordering.release(w, m.fenced[w]); });
 }
@@ -232,8 +228,7 @@ inline void cluster_arrive(Machine& m, Ins& i) {
   });
   for (size_t g = 0; relaxed && g < m.reads.by.size(); ++g)
     m.reads.by[g] &= ~arriving;
-  if (m.order != nullptr)
-    m.each_cta([&](int) { m.order->publish(barrier.published, relaxed); });
+  m.each_cta([&](Order& own) { own.publish(barrier.published, relaxed); });
   open_cluster(m);
 }
 
@@ -250,13 +245,10 @@ inline void cluster_wait(Machine& m, Ins& i) {  // option 0: aligned
     if (done)
       m.ordering.acquire(w, barrier.complete);
   });
-  if (m.order != nullptr)
-    m.each_cta([&](int) { m.order->join(barrier.learnt); });
+  m.each_cta([&](Order& own) { own.join(barrier.learnt); });
 }
 
-inline void warp_sync(Machine& m, Ins&) {
-  m.each_warp([](int) {});
-}
+constexpr Handler warp_sync = [](Machine& m, Ins&) { m.each_warp([](int) {}); };
 constexpr Handler proxy_fence = [](Machine& m, Ins&) {
   m.each_warp([&](int w) { m.ordering.proxy_time[w] = m.ordering.time; });
 };
@@ -309,45 +301,10 @@ inline void vote(Machine& m, Ins& i) {  // option 0: Vote; option 1: the predica
   });
 }
 
-enum Update { UADD, UMIN, UMAX, UAND, UOR, UXOR, EXCHANGE, COMPARE };
-
-// The value that joins two in a reduction or an atomic update; of floats sums and extremes (16: a NaN stays)
-inline double joined(int how, double x, double y) {
-  return how == UADD ? x + y : how % 16 == UMIN ? least(x, y, how > 15) : most(x, y, how > 15);
-}
-template <class T> T joined(int how, T x, T y) {
-  switch (how) {
-    case UADD: return T(uint64_t(x) + uint64_t(y));
-    case UMIN: return std::min(x, y);
-    case UMAX: return std::max(x, y);
-    case UAND: return T(x & y);
-    case UOR: return T(x | y);
-    default: return T(x ^ y);
-  }
-}
-
-inline void redux(Machine& m, Ins& i) {  // option 0: Update, 1: of magnitudes
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-  auto reduce = [&](auto read, auto write) {
-    m.each_part([&](int w) {
-      bool first = true;
-      decltype(read(uint64_t())) out{};
-      m.each_of(w, [&](int t) {
-        out = first ? read(a[t]) : joined(int(i.option[0]), out, read(a[t]));
-        first = false;
-      });
-      m.each_of(w, [&](int t) { d[t] = write(out); });
-    });
-  };
-  if (i.type == F32)
-    return reduce([&](uint64_t v) { return double(i.option[1] ? std::fabs(as<float>(v)) : as<float>(v)); },
-                  [](double v) { return v != v ? uint64_t(0x7fffffff) : bits(float(v)); });
-  with_integer(m, i.type, [&](auto zero) { reduce(as<decltype(zero)>, bits<decltype(zero)>); });
-}
-
 // ldmatrix, stmatrix: matrices of 8 rows of 16 bytes; lanes 8k to 8k+7 give the rows of matrix k. option 0: offset,
 // option 1: transposed
-inline void matrix_rows(Machine& m, Ins& i, bool load) {
+inline void matrix_rows(Machine& m, Ins& i) {
+  bool load = !i.d.empty();
   uint64_t* address = m.reg(i.s[0]);
   int count = int(load ? i.d.size() : i.s.size() - 1);
   m.each_warp([&](int w) {
@@ -377,7 +334,5 @@ inline void matrix_rows(Machine& m, Ins& i, bool load) {
     count_wavefronts(i, addresses, 16);
   });
 }
-inline void ldmatrix(Machine& m, Ins& i) { matrix_rows(m, i, true); }
-inline void stmatrix(Machine& m, Ins& i) { matrix_rows(m, i, false); }
 
 }  // namespace ptx

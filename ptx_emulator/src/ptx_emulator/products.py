@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .assemble import Instruction, NotUnderstood, form, known, values
-from .parse import Constant, Vector
+from .parse import Vector
 
 
 @form("ldmatrix", "stmatrix")
@@ -11,13 +11,11 @@ def _matrices(s, parts):
     loads = s.opcode.startswith("ld")
     flags = known(parts, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta", "b16")
     first, second = s.operands
-    address, moved = (second, values(first)) if loads else (first, values(second))
-    if f"x{len(moved)}" not in flags:
+    address, loaded, stored = (second, values(first), []) if loads else (first, [], values(second))
+    if f"x{len(loaded + stored)}" not in flags:
         raise NotUnderstood("operands")
     options = (address.offset, int("trans" in flags))
-    if loads:
-        return Instruction("ldmatrix", "u32", [address.base], moved, options=options)
-    return Instruction("stmatrix", sources=[address.base, *moved], options=options)
+    return Instruction("matrix rows", "u32", [address.base, *stored], loaded, options=options)
 
 
 #: operands of products: bytes, and the accumulators that they may have
@@ -78,11 +76,6 @@ def _wgmma(s, parts):
     accumulators = values(d)
     if len(accumulators) != (n // 4 if out == "f16" else n // 2):
         raise NotUnderstood("accumulators")
-    sources = [*values(first), second, *accumulators]
-    if isinstance(adds, Constant):
-        reads = int(adds.value != 0)
-    else:
-        reads = -1
-        sources.append(adds)
-    options = (n, k, int(from_registers), a_transposed, b_transposed, reads, b, int(saturates))
+    sources = [*values(first), second, *accumulators, adds]
+    options = (n, k, int(from_registers), a_transposed, b_transposed, b, int(saturates))
     return Instruction("wgmma", a, sources, accumulators, type2=out, options=options)

@@ -220,11 +220,9 @@ class Program:
         where, message = ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = library().ptx_run(
             self.handle, threads, len(self._numbers), _array(ctypes.c_uint32, (*grid, *cluster)),
-            ctypes.c_int64(only.start), ctypes.c_int64(only.stop), len(values), _array(ctypes.c_int, values),
-            _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
-            len(specials), _array(ctypes.c_uint64, (number for special in specials for number in special)),
+            ctypes.c_int64(only.start), ctypes.c_int64(only.stop), len(values), _rows(values.items()),
+            len(specials), _rows(specials), len(places), _rows(places),
             ctypes.c_int64(size_of(self.kernel.shared) + shared_bytes), ctypes.c_int64(size_of(self.kernel.local)),
-            len(places), *(_array(ctypes.c_uint64, (place[k] for place in places)) for k in range(3)),
             int(checks), ctypes.byref(where), message, _MESSAGE_BYTES,
         )  # fmt: skip
         self._show_printed()
@@ -403,6 +401,10 @@ def region_base(index: int, host: int) -> int:
 
 def _cta(number: int, grid: Sequence[int]) -> tuple[int, int, int]:
     return number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+
+
+def _rows(rows):
+    return _array(ctypes.c_uint64, (number % 2**64 for row in rows for number in row))
 
 
 def _array(kind, values):

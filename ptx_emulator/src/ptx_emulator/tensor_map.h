@@ -113,7 +113,7 @@ inline void bulk_load(Machine& m, Ins& i) {
 inline void bulk_store(Machine& m, Ins& i) {
   m.each([&](int t) {
     Box box = box_of(m, i, t, 2);
-    Reads bulk{m.bulks[t].group, {}};
+    Product bulk{m.bulks[t].group, 0};
     note_async_read(m, box.offset, int(box.bytes), t / WARP, 1, bulk.granules);
     std::vector<uint64_t> addresses;
     box.each([&](int64_t at, uint64_t address) {
@@ -136,7 +136,7 @@ inline void bulk_store(Machine& m, Ins& i) {
 constexpr Handler bulk_commit = [](Machine& m, Ins&) { m.each([&](int t) { ++m.bulks[t].group; }); };
 inline void bulk_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in flight
   m.each([&](int t) {
-    m.bulks[t].wait(i.option[0], [&](const Reads& bulk) { release(m, bulk, uint64_t(1) << (t / WARP)); });
+    m.bulks[t].wait(i.option[0], [&](const Product& bulk) { release(m, bulk, uint64_t(1) << (t / WARP)); });
   });
 }
 

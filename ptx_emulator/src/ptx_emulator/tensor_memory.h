@@ -46,10 +46,11 @@ inline void mbarrier_init(Machine& m, Ins& i) {  // sources: address, arrivals p
 }
 inline void mbarrier_inval(Machine& m, Ins& i) {
   m.each([&](int t) {
-    auto& products = m.tensor.products;
-    for (const Arrival& one : mbarrier_of(m, i, t).commits)  // products that another commit's wait ended are over
-      if (one.warp < 0 || std::any_of(products.begin(), products.end(), [&](auto& p) { return one.waits_for(p); }))
+    for (const Arrival& one : mbarrier_of(m, i, t).commits) {
+      const auto& products = m.tensor.products[std::max(one.warp, 0)].items;  // without those that another wait ended
+      if (one.warp < 0 || (!products.empty() && products.front().number < one.end))
         m.fault("ends an mbarrier that a commit will arrive at", t);
+    }
     int64_t offset = mbarrier_offset(m, i, t);
     m.note<WRITES>(offset, 8, t);
     m.each_granule(offset, 8, t, [](Granule& granule, int64_t, int) { granule.written = false; });
@@ -76,7 +77,7 @@ inline void mbarrier_arrive(Machine& m, Ins& i) {
       barrier.expected -= count;
     m.ordering.release(t / WARP, barrier.arrived);
     if (m.ctas > 1 && m.order != nullptr)
-      m.order->as(m.ranks[t]), m.order->publish(barrier.published, false);
+      m.order->as(m.ranks[t]).publish(barrier.published, false);
     arrive(barrier, count);
   });
 }
@@ -122,8 +123,8 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {
     while ((barrier.phase & 1) == (m.reg(i.s[1])[t] & 1) && !barrier.commits.empty()) {
       Arrival arrival = std::move(barrier.commits.front());
       barrier.commits.erase(barrier.commits.begin());
+      auto over = [&](const auto& operation) { return operation.number < arrival.end; };
       if (arrival.thread >= 0) {
-        auto over = [&](const Copy& copy) { return copy.number < arrival.end; };
         finish(m.copies[arrival.thread].items, over, [&](const Copy& copy) {
           int64_t offset = m.offset_of(copy.address, copy.bytes, arrival.thread);
           std::copy_n(copy.data, copy.bytes, m.shared.begin() + offset);
@@ -142,9 +143,8 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {
         });
         barrier.bytes -= int64_t(arrival.data.size());
       } else {
-        auto over = [&](const TensorProduct& p) { return arrival.waits_for(p); };
-        finish(m.tensor.products, over, [&](const TensorProduct& p) {
-          Stamp stamp{m.tensor.agent(-1 - p.warp, m.ordering), int32_t(p.number) + 1};
+        finish(m.tensor.products[arrival.warp].items, over, [&](const Product& p) {
+          Stamp stamp{m.tensor.agent(-1 - arrival.warp, m.ordering), int32_t(p.number) + 1};
           for (uint32_t g : p.granules)
             --m.granules[g].async_reads, m.granules[g].product = stamp;
           for (uint32_t c : p.results)
@@ -161,7 +161,7 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {
     if (done)
       m.ordering.acquire(t / WARP, barrier.complete);
     if (done && m.ctas > 1 && m.order != nullptr)
-      m.order->as(m.ranks[t]), m.order->join(barrier.published);
+      m.order->as(m.ranks[t]).join(barrier.published);
     if (i.option[1])
       m.note_progress(done, t);
     if (!done)
@@ -266,7 +266,8 @@ inline std::pair<uint32_t, uint32_t> cell_in(int64_t pattern, uint32_t lane, uin
   }
 }
 
-inline void transfer(Machine& m, Ins& i, bool load) {
+inline void transfer(Machine& m, Ins& i) {
+  bool load = !i.d.empty();
   int count = int(load ? i.d.size() : i.s.size() - 1);
   m.each_warp([&](int w) {
     uint64_t* address = m.reg(i.s[0]) + w * WARP;
@@ -299,8 +300,6 @@ inline void transfer(Machine& m, Ins& i, bool load) {
       }
   });
 }
-inline void tensor_ld(Machine& m, Ins& i) { transfer(m, i, true); }
-inline void tensor_st(Machine& m, Ins& i) { transfer(m, i, false); }
 
 inline void tensor_wait(Machine& m, Ins& i) {  // option 0: for loads, else for stores
   m.each_warp([&](int w) {
@@ -358,7 +357,7 @@ inline void tensor_mma(Machine& m, Ins& i) {
       m.fault("cta_group::2 without a second CTA in the cluster", t);
     Shape shape(m, uint32_t(m.reg(i.s[3])[t]), i.type == TF32, pair);
     int warp = t / WARP, columns = shape.columns, part = columns / pair;
-    TensorProduct product{m.tensor.made++, warp, {}, {}, {}};
+    Product product{0, m.tensor.products[warp].made++};
     auto matrix = [&](int source, int rank, int rows, bool transposed, bool turned) {
       uint64_t d = m.reg(i.s[source])[t];
       if ((d >> 61) & 1 || (d >> 52) & 1)
@@ -400,7 +399,7 @@ inline void tensor_mma(Machine& m, Ins& i) {
           cell.value = uint32_t(bits(adds ? as<float>(cell.value) + sum : sum));
         }
     }
-    m.tensor.products.push_back(std::move(product));
+    m.tensor.products[warp].items.push_back(std::move(product));
   });
 }
 
@@ -415,7 +414,7 @@ template <class F> void each_of_mask(Machine& m, uint64_t mask, int64_t offset, 
 // sources: an mbarrier, [mask]. All earlier products of this thread arrive at it; option 1: in each CTA of the mask.
 inline void tensor_commit(Machine& m, Ins& i) {
   m.each([&](int t) {
-    Arrival arrival{t / WARP, m.tensor.made};
+    Arrival arrival{t / WARP, m.tensor.products[t / WARP].made};
     int64_t offset = mbarrier_offset(m, i, t, true);
     uint64_t mask = i.option[1] ? m.reg(i.s[1])[t] & 0xffff : uint64_t(1) << offset / m.stride;
     // these reads precede the release, so that a warp that has waited may end the mbarrier

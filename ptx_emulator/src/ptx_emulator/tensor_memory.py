@@ -33,10 +33,10 @@ def _mbarrier(s, parts):
         return Instruction(f"mbarrier.{what}", sources=[address.base, *count], options=(address.offset,))
     if counts:
         state, address, *count = s.operands if what != "expect_tx" else [Register("_"), *s.operands]
-        if what == "expect_tx":
-            arrivals = [Constant(0), *count]
+        if "expect_tx" in parts:  # the count is of bytes
+            arrivals = [Constant(int(what != "expect_tx")), *count]
         else:
-            arrivals = [Constant(1), *count] if "expect_tx" in modifiers else [*(count or [Constant(1)]), Constant(0)]
+            arrivals = [*(count or [Constant(1)]), Constant(0)]
         targets = [] if state == Register("_") else [state]
         options = (address.offset, int("shared::cluster" in modifiers), int(what == "arrive_drop"))
         return Instruction("mbarrier.arrive", "u64", [address.base, *arrivals], targets, options=options)
@@ -96,9 +96,8 @@ def _transfer(s, what, modifiers):
     if len(split) != (shape == "16x32bx2") or len(moved) % each:
         raise NotUnderstood("operands")
     options = (address.offset, _constant(split[0]) if split else 0, pattern)
-    if what == "ld":
-        return Instruction("tcgen05.ld", "u32", [address.base], moved, options=options)
-    return Instruction("tcgen05.st", sources=[address.base, *moved], options=options)
+    loaded, stored = (moved, []) if what == "ld" else ([], moved)
+    return Instruction("tcgen05.transfer", "u32", [address.base, *stored], loaded, options=options)
 
 
 def _mma(s, modifiers, ctas):

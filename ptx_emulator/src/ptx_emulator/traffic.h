@@ -65,7 +65,10 @@ class Order {
       own_[rank].cta = ctas[rank];
     as(0);
   }
-  void as(int rank) { me_ = &own_[rank]; }
+  Order& as(int rank) {
+    me_ = &own_[rank];
+    return *this;
+  }
 
   // Return the earlier access that races with this one, or null. data: the bytes that a write stores
   const Access* note(uint8_t* host, int bytes, int at, Use use, bool strong, const void* data) {
