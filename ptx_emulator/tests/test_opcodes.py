@@ -71,6 +71,13 @@ def _nan_half(opcode: str):
     return lambda raw: bool(np.isnan(bf16(raw) if "bf16" in opcode else f16(raw)))
 
 
+def test_a_bfloat16_is_rounded_once():
+    """Next to a tie, a float in between would be the tie."""
+    values = [1 + odd * 2.0**-8 + beside for odd in (1, 3) for beside in (-(2.0**-40), 0, 2.0**-40)]
+    got = probe.one("cvt.rn.bf16.f64", "h", "l", np.array(values).view(np.uint64)[:, None])
+    assert got.tolist() == [0x3F80, 0x3F80, 0x3F81, 0x3F81, 0x3F82, 0x3F82]
+
+
 def test_pack_and_unpack():
     body = """
 	ld.global.b32 %r1, [%l33];

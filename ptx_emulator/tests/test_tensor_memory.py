@@ -198,6 +198,18 @@ def test_products_with_b_transposed_and_one_alone(swizzle):
         ),
         (dict(after="st.shared.b32 [%r7], %r5;"), "writes shared memory that a product in flight reads"),
         (dict(after="tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r20};"), "writes tensor memory of a product that"),
+        (
+            dict(after="bar.sync 0;", wait="@!%p9 bra $L2;\n" + WAIT + "\n$L2:\n\tst.shared.b32 [%r7], %r5;"),
+            "race: writes what a product read that another warp waited for",
+        ),
+        (
+            dict(after="tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3 + 32], {%r20};", a_in_tensor=True),
+            "writes tensor memory of a product that was not waited for",
+        ),
+        (
+            dict(after="bar.sync 0;\n\t@%p8 mbarrier.inval.shared::cta.b64 [%r202];"),
+            "ends an mbarrier that a commit will arrive at",
+        ),
         (dict(stored="", a_in_tensor=True), "a product reads tensor memory whose store was not waited for"),
         (dict(loaded=""), "gives back tensor memory whose load was not waited for"),
         (dict(after="mov.b32 %r3, %r2;"), "lanes of tensor memory that this warp has no access to"),

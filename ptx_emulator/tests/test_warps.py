@@ -60,6 +60,11 @@ def test_faults_name_the_warps(parts, message):
         run([part.replace("nop", "mov.b32 %r6, 0") for part in parts])
 
 
+def test_a_deadlock_names_the_threads_of_a_warp_that_parted():
+    with pytest.raises(EmulationError, match=r"warp 0, threads 0 to 7, waits at barrier 1 .*\n  .* 8 to 31, has ended"):
+        probe.run("	setp.lt.u32 %p3, %r300, 8;\n	@%p3 bar.sync 1, 64;", threads=64)
+
+
 def test_numbers_of_registers():
     probe.run("	setmaxnreg.dec.sync.aligned.u32 24;")
     with pytest.raises(PtxError, match="setmaxnreg: expected a multiple of 8 from 24 to 256"):
