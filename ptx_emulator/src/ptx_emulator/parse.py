@@ -6,13 +6,14 @@ import dataclasses
 import re
 
 _LINE_COMMENT = re.compile(r"//.*")
+#: a location, a brace of an inline block, a label, or a statement
+_TOKEN = re.compile(r"\s*(?:\.loc\s+(\d+)\s+(\d+).*|([{}])|([$\w]+):(?!:)|([^;]*);)")
 _STATEMENT = re.compile(r"^(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 _OPERAND = re.compile(r"(?:\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,])+")
-_LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
 _INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
 _LOCATION = re.compile(r"^\s*\.loc\s.*$", re.M)
-_TARGETS = re.compile(r"^(?:([$\w]+):\s*)?\.branchtargets\s(.*)$", re.S)
+_TARGETS = re.compile(r"^\.branchtargets\s(.*)$", re.S)
 _LOCAL = re.compile(r"^\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]$")
 TYPE_BYTES = {f"{letter}{bits}": bits // 8 for bits in (8, 16, 32, 64) for letter in "busf"[: 3 + (bits > 8)]}
 TYPE_BYTES["pred"] = 1
@@ -107,36 +108,22 @@ def body(text: str) -> str:
 
 
 def read(code: str, files: dict[int, str], kernel: Kernel) -> None:
-    line, pending, blocks = "?", "", []  # blocks: (first statement, labels) of each open inline block
-    for raw in code.splitlines():
-        text = raw.strip()
-        if not text:
-            continue
-        if text.startswith((".loc ", ".loc\t")):
-            parts = text.split()
-            line = f"{files.get(int(parts[1]), '?')}:{parts[2]}"
-            continue
-        label = _LABEL.match(text)
-        if label and not pending:
-            (blocks[-1][1] if blocks else kernel.labels)[label[1]] = len(kernel.statements)
-            continue
-        pending = f"{pending} {text}".strip()
-        while True:
-            if pending.startswith("{"):
-                blocks.append((len(kernel.statements), {}))
-            elif pending.startswith("}"):
-                _close(kernel, *blocks.pop())
-            if pending.startswith(("{", "}")):
-                pending = pending[1:].strip()
-                continue
-            end = pending.find(";")
-            if end < 0:
-                break
-            statement, pending = pending[:end].strip(), pending[end + 1 :].strip()
-            if statement:
-                _statement(statement, line, kernel)
-    if pending.strip(" {}"):
-        raise PtxError(f"statement without end: {pending[:80]}")
+    line, blocks, at = "?", [], 0  # blocks: (first statement, labels) of each open inline block
+    while token := _TOKEN.match(code, at):
+        file, number, brace, label, statement = token.groups()
+        if file:
+            line = f"{files.get(int(file), '?')}:{number}"
+        elif brace == "{":
+            blocks.append((len(kernel.statements), {}))
+        elif brace:
+            _close(kernel, *blocks.pop())
+        elif label:
+            (blocks[-1][1] if blocks else kernel.labels)[label] = len(kernel.statements)
+        elif statement:
+            _statement(" ".join(statement.split()), line, kernel)
+        at = token.end()
+    if rest := code[at:].strip():
+        raise PtxError(f"statement without end: {rest[:80]}")
 
 
 def _close(kernel: Kernel, first: int, labels: dict[str, int]) -> None:
@@ -163,7 +150,7 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
         kernel.local[name] = (-(-size_of(kernel.local) // align) * align, size)
         return
     if listed := _TARGETS.match(text):
-        kernel.targets[listed[1] or next(reversed(kernel.labels))] = _split(listed[2])
+        kernel.targets[next(reversed(kernel.labels))] = _split(listed[1])
         return
     if text.startswith("."):
         if text.startswith((".pragma", ".shared", ".param")):
