@@ -928,7 +928,7 @@ def judged(function) -> tuple[str, str]:
 
 def one_process(folder: Path, name: str, arch: int, only: str | None) -> None:
     """Run a collection's kernels and print one line of JSON for each."""
-    with ptx_emulator.gpu(arch, counts=False, cuda=name not in ("inductor",)) as log:
+    with ptx_emulator.gpu(arch, cuda=name not in ("inductor",)) as log:
         warnings.simplefilter("ignore")
         if name != "inductor":
             torch.set_default_device("cuda")

@@ -50,9 +50,14 @@ def run(body: str, values: np.ndarray | None = None, *, threads: int = THREADS, 
     registers = np.zeros((ctas * threads, 8), np.uint64) if values is None else np.ascontiguousarray(values, np.uint64)
     out = np.zeros_like(registers)
     program = Program(module(body, threads, 8 * registers.shape[1], ctas))
-    regions = [(registers.ctypes.data, registers.nbytes), (out.ctypes.data, out.nbytes)]
-    program.run((ctas,), [Region(0), Region(1)], regions=regions, **options)
+    execute(program, registers, out, ctas=ctas, **options)
     return out
+
+
+def execute(program: Program, *arrays: np.ndarray, ctas: int = 1, **options) -> None:
+    """Run a program of `module` on its input and output, each as an argument tensor with its number as its name."""
+    regions = [Region(k, one.ctypes.data, one.nbytes, f"tensor {k}") for k, one in enumerate(arrays)]
+    program.run((ctas,), [region.address for region in regions], regions=regions, **options)
 
 
 def one(opcode: str, target: str, sources: str, values: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import probe
 from ptx_emulator.estimate import model
 from ptx_emulator.launches import Launch
 from ptx_emulator.machines import MACHINES
-from ptx_emulator.program import Program, Region
+from ptx_emulator.program import Program
 
 H200 = MACHINES["H200"]
 STEPS = 200
@@ -17,12 +17,11 @@ STEPS = 200
 
 def alone(body: str) -> tuple[float, dict[str, float]]:
     """Return the scoreboard's (cycles, busy pipes) of a CTA of one warp."""
-    memory = torch.zeros(probe.THREADS * 8, dtype=torch.int64)
+    memory = torch.zeros(probe.THREADS * 8, dtype=torch.int64).numpy()
     program = Program(probe.module(body))
     program.trace()
-    place = (memory.data_ptr(), 8 * memory.numel())
-    program.run((1,), [Region(0), Region(1)], regions=[place, place])
-    return model.scoreboard(program, program.counts(), program.trace(), 1, 1.0, 500.0, H200)
+    probe.execute(program, memory, memory, shared_bytes=256)
+    return model.scoreboard(program, 1, 1.0, 500.0, H200)
 
 
 def chain(instruction: str) -> str:
@@ -40,16 +39,9 @@ def test_a_chain_waits_for_each_result_and_independent_work_does_not():
 def test_a_load_that_a_barrier_follows_is_exposed_and_one_that_nobody_needs_is_hidden():
     load = "ld.global.b32 %r1, [%l33];\n"
     work = "".join(f"add.f32 %r{k + 2}, %r300, %r300;\n" for k in range(STEPS))
-    needed = "st.shared.b32 [%r299], %r1;\nbar.sync 0;\n" + work
-    first, _ = alone("mov.u32 %r299, 1024;\n" + load + work)
-    assert first < 500 + 2 * STEPS
-    program = probe.module("mov.u32 %r299, smem;\n" + load + needed)
-    memory = torch.zeros(probe.THREADS * 8, dtype=torch.int64)
-    made = Program(program)
-    made.trace()
-    place = (memory.data_ptr(), 8 * memory.numel())
-    made.run((1,), [Region(0), Region(1)], regions=[place, place], shared_bytes=256)
-    exposed, _ = model.scoreboard(made, made.counts(), made.trace(), 1, 1.0, 500.0, H200)
+    hidden, _ = alone("mov.u32 %r299, smem;\n" + load + work)
+    assert hidden < 500 + 2 * STEPS
+    exposed, _ = alone("mov.u32 %r299, smem;\n" + load + "st.shared.b32 [%r299], %r1;\nbar.sync 0;\n" + work)
     assert exposed > 500 + STEPS
 
 
@@ -73,7 +65,7 @@ def test_a_product_reads_its_operands_from_shared_memory_while_it_runs():
     def cycles(shape: str, a) -> float:
         opcode = f"wgmma.mma_async.sync.aligned.{shape}.f32.bf16.bf16"
         return model._operand_cycles(
-            Statement(opcode, [Vector(()), a, Register("b"), Constant(1)], None, False, "", ""), 4, H200
+            Statement(opcode, [Vector(()), a, Register("b"), Constant(1)], None, False, "", ""), 4
         )
 
     assert cycles("m64n64k16", Register("a")) == 32  # 4 KB at 128 bytes a cycle, the bandwidth of shared memory
@@ -91,8 +83,7 @@ def test_the_estimate_is_within_its_stated_spread_of_published_times():
         next(r for r in ROWS if r.kernel == "relu_squared"),
         next(r for r in ROWS if r.machine == "A100"),
     ):
-        seconds = judge.estimated(row).seconds + (model.EVENTS if row.how == "events" else 0.0)
-        assert 1e6 * seconds == pytest.approx(row.microseconds, rel=SPREAD), row
+        assert next(judge.judged([row])).ratio == pytest.approx(1, rel=SPREAD), row
 
 
 def test_a_third_of_each_kernels_rows_is_held_back():
@@ -108,12 +99,11 @@ def test_a_third_of_each_kernels_rows_is_held_back():
 def test_the_fastest_of_tiles_is_chosen():
     """The fastest and the slowest published tile of one of the ten sizes of `ptx-emulator estimate --calibration`."""
     from ptx_emulator.estimate.calibration import judge
-    from ptx_emulator.estimate.calibration.published import TILED
+    from ptx_emulator.estimate.calibration.published import TILES
 
-    sizes, measured = (64, 4096, 4096), TILED[64, 4096, 4096]
-    ends = min(measured, key=measured.get), max(measured, key=measured.get)
-    one = judge.chosen(sizes, {tile: measured[tile] for tile in ends})
-    assert one.tile == ends[0] and one.slower == 1.0
+    rows = sorted((row for row in TILES if row.sizes[:3] == (64, 4096, 4096)), key=lambda row: row.microseconds)
+    best, slower = judge.fastest(list(judge.judged([rows[0], rows[-1]])))
+    assert best.row == rows[0] and slower == 1.0
 
 
 @triton.jit

@@ -57,7 +57,7 @@ def test_a_wheel_contains_the_built_emulator_and_works_in_a_fresh_environment(tm
     (packages / "here.pth").write_text("\n".join(found))
     (tmp_path / "first.py").write_text(f"{first_lines()}\ndef call(): add[(4,)](x, y, out, 1000, BLOCK=256)\n")
     assert str(fresh) in run(python, "first.py", cwd=tmp_path, env=bare)
-    said = run(python.with_name("ptx-emulator"), "run", "first.py::call", "--brief", cwd=tmp_path, env=bare)
+    said = run(python.with_name("ptx-emulator"), "run", "first.py::call", cwd=tmp_path, env=bare)
     assert "1 launches: nothing wrong" in said and list(packages.glob("ptx_emulator/ptx.*.so"))
     assert not list(tmp_path.glob("ptx-emulator/*.so")), "compiled the emulator, which the wheel contains"
     run(python, "-m", "pytest", "-p", "ptx_emulator.plugin", "--version", cwd=tmp_path, env=bare)

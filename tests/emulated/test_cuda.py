@@ -1,6 +1,7 @@
 """The CUDA C++ kernels as nvcc's PTX, executed: mma.sync, wgmma with its descriptors, copies, fences, barriers."""
 
 import shutil
+import struct
 import subprocess
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from ptx_emulator import module as modules
 from ptx_emulator.parse import Kernel
-from ptx_emulator.program import EmulationError, Program, Region, Structure, built
+from ptx_emulator.program import EmulationError, Program, Region, built
 from retro_kernels.ops.topk_chunks import cuda as backend
 from retro_kernels.ops.topk_chunks import reference as reference
 from retro_kernels.ops.topk_chunks.call import TopkChunks
@@ -71,10 +72,10 @@ def execute(scan, merge, call, wgmma: bool, splits: int = 1, blocks: int = 1):
     """Return scores, indices and the splits' packed lists [B,Q,splits,k]."""
     tensors, pairs, numbers = launched(call, splits)
     present = [t for t in tensors if t is not None]
-    places = iter(range(len(present)))
-    fields = [("Q", 0 if t is None else Region(next(places))) for t in tensors]
-    structure = Structure((*fields, *(("q", stride) for stride in pairs), *(("i", int(n)) for n in numbers)))
-    regions = [(t.data_ptr(), t.numel() * t.element_size()) for t in present]
+    regions = [Region(k, t.data_ptr(), t.numel() * t.element_size()) for k, t in enumerate(present)]
+    addresses = iter([region.address for region in regions])
+    fields = [0 if t is None else next(addresses) for t in tensors]
+    structure = struct.pack(f"{len(fields)}Q{len(pairs)}q{len(numbers)}i", *fields, *pairs, *map(int, numbers))
     rows = call.query.shape[0] * call.query.shape[1]
     given = dict(regions=regions, threads=THREADS)
     Program(scan).run((blocks,), [structure], shared_bytes=SHARED[wgmma], **given)

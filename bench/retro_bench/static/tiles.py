@@ -20,7 +20,7 @@ from ..commands import exits
 from ..measure.tune import Trial, Tuned, in_place, search, tile_text
 
 #: share of the estimated time that a tile must save to be kept; the estimate cannot order tiles that are nearer
-#: (`retro-bench estimate --calibration`)
+#: (`ptx-emulator estimate --calibration`)
 LEAST_GAIN = 0.10
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
+import itertools
 import os
 import sys
 from pathlib import Path
+from unittest import mock
+
+from .machines import DEVICES, MACHINES
+from .parse import PtxError
+from .program import EmulationError
 
 OK, FAULT, USAGE = 0, 2, 4  # exit codes
 LINES = 12  # hot lines of source that are shown
-ARCHES = (80, 86, 89, 90, 100, 120)
 
 
 class UsageError(Exception):
@@ -23,12 +28,11 @@ def parser() -> argparse.ArgumentParser:
     codes = "Exit codes: 0 ok, 2 a kernel has a fault, 4 usage."
     run = commands.add_parser("run", help="execute launches with checks and counters", epilog=codes)
     run.add_argument("call", metavar="FILE.py::FUNCTION", help="execute the launches of this function")
-    run.add_argument("--arch", type=int, choices=ARCHES, default=90, help="compile for this architecture (default 90)")
-    run.add_argument("--brief", action="store_true", help="print one line per launch instead of reports")
+    run.add_argument("--arch", type=int, choices=DEVICES, default=90, help="compile for this architecture (default 90)")
     run.set_defaults(execute=_run)
     model = commands.add_parser("estimate", help="estimate the time of launches", epilog=codes)
     model.add_argument("call", nargs="?", metavar="FILE.py::FUNCTION", help="estimate the launches of this function")
-    model.add_argument("--machine", default="H200", metavar="GPU", help="A100, H100, H200, B200, ... (default H200)")
+    model.add_argument("--machine", default="H200", choices=MACHINES, help="on this GPU (default H200)")
     model.add_argument("--calibration", action="store_true", help="estimate published kernels; takes minutes")
     model.set_defaults(execute=_estimate)
     return top
@@ -40,20 +44,17 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as stop:
         return USAGE if stop.code else OK
     try:
-        refuse_interpreter()
-        return arguments.execute(arguments)
-    except UsageError as error:
+        arguments.execute(arguments)
+    except EmulationError as error:
+        print(error)
+        return FAULT
+    except (UsageError, PtxError) as error:
         print(f"ptx-emulator: {error}", file=sys.stderr)
         return USAGE
+    return OK
 
 
-def refuse_interpreter() -> None:
-    """Raise UsageError if Triton interprets kernels in this process."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
-
-
-def launches(target: str, arch: int, counts: bool = True) -> list:
+def launches(target: str, arch: int) -> list:
     """Call FUNCTION(), whose tensors may be on "cuda" or on the CPU, and return a list of `Execution`.
 
     Raises:
@@ -62,20 +63,14 @@ def launches(target: str, arch: int, counts: bool = True) -> list:
     """
     from .context import gpu
 
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     file, separator, name = target.partition("::")
     path = Path(file)
     if not separator or not name or not path.is_file():
         raise UsageError(f"{target}: expected FILE.py::FUNCTION with a file that exists")
-    with gpu(arch, counts=counts, cuda=True) as log:
-        sys.path.insert(0, str(path.parent.resolve()))
-        try:
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module
-            spec.loader.exec_module(module)
-        finally:
-            sys.path.pop(0)
-        function = getattr(module, name, None)
+    with gpu(arch, cuda=True) as log, mock.patch.object(sys, "path", [str(path.parent.resolve()), *sys.path]):
+        function = getattr(importlib.import_module(path.stem), name, None)
         if not callable(function):
             raise UsageError(f"{target}: {path.name} has no function {name}")
         function()
@@ -84,25 +79,14 @@ def launches(target: str, arch: int, counts: bool = True) -> list:
     return log.launches
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from .parse import PtxError
-    from .program import EmulationError
-
-    try:
-        executed = launches(arguments.call, arguments.arch)
-    except EmulationError as error:
-        print(error)
-        return FAULT
-    except PtxError as error:
-        raise UsageError(f"not emulated: {error}") from None
+def _run(arguments: argparse.Namespace) -> None:
+    executed = launches(arguments.call, arguments.arch)
     for launch in executed:
         print(titled(launch))
         for note in launch.notes:
             print(f"  note: {note}")
-        if not arguments.brief:
-            print(drawn(launch.counters(), launch.lines()[:LINES], "the grid"), flush=True)
+        print(drawn(launch.counters(), launch.lines()[:LINES], "the grid"), flush=True)
     print(f"{len(executed)} launches: nothing wrong")
-    return OK
 
 
 def titled(launch) -> str:
@@ -132,73 +116,38 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _estimate(arguments: argparse.Namespace) -> int:
-    from .machines import machine
-    from .parse import PtxError
-    from .program import EmulationError
-
+def _estimate(arguments: argparse.Namespace) -> None:
     if arguments.calibration:
         return _calibration()
     if arguments.call is None:
         raise UsageError("estimate: expected FILE.py::FUNCTION or --calibration")
-    try:
-        known = machine(arguments.machine)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from None
     total = 0.0
-    try:
-        for launch in launches(arguments.call, known.arch, counts=False):
-            found = launch.estimate(known.name)
-            total += found.seconds
-            print(f"{titled(launch)}: {1e6 * found.seconds:.1f} us, {found.bound}")
-    except EmulationError as error:
-        print(error)
-        return FAULT
-    except PtxError as error:
-        raise UsageError(f"not emulated: {error}") from None
-    print(f"{1e6 * total:.1f} us; estimated for one {known.name}, not measured")
-    return OK
+    for launch in launches(arguments.call, MACHINES[arguments.machine].arch):
+        found = launch.estimate(arguments.machine)
+        total += found.seconds
+        print(f"{titled(launch)}: {1e6 * found.seconds:.1f} us, {found.bound}")
+    print(f"{1e6 * total:.1f} us; estimated for one {arguments.machine}, not measured")
 
 
-def _calibration() -> int:
-    """Print published times next to their estimates, and the errors."""
+def _calibration() -> None:
+    """Print published times with their estimates over the measured times, and the errors."""
     from .estimate.calibration import judge, published
 
-    rows, lines = [], [("kernel", "GPU", "type", "sizes", "us", "estimated", "bound", "")]
-    for one in judge.judged():
-        rows.append(one)
-        sizes = "x".join(map(str, one.row.sizes))
-        held = "held back" if one.held_back else ""
-        measured, ratio = f"{one.row.microseconds:g}", f"{one.ratio:.2f}x"
-        lines.append((one.row.kernel, one.row.machine, one.row.dtype, sizes, measured, ratio, one.bound, held))
-        _dot()
-    print(aligned(lines))
-    parts = {"all": rows, "fitted": [r for r in rows if not r.held_back], "held back": [r for r in rows if r.held_back]}
+    held, parts = judge.held_back(), {"all": [], "fitted": [], "held back": []}
+    for number, one in enumerate(judge.judged(published.ROWS)):
+        part = "held back" if number in held else "fitted"
+        print(f"{one.row}: {one.ratio:.2f}x, {one.bound}, {part}", flush=True)
+        parts["all"].append(one)
+        parts[part].append(one)
+    parts["their tiles"] = []
+    for _, rows in itertools.groupby(published.TILES, key=lambda row: row.sizes[:3]):
+        group = list(judge.judged(rows))
+        best, slower = judge.fastest(group)
+        print(f"{best.row}: of {len(group)} estimated fastest, {slower:.2f}x of the fastest one's time", flush=True)
+        parts["their tiles"] += group
     for name, part in parts.items():
-        median, ninth = judge.errors(row.ratio for row in part)
+        median, ninth = judge.errors(one.ratio for one in part)
         print(f"{name}, {len(part)} rows: median error {median:.1%}, 90th percentile {ninth:.1%}")
-    lines, ratios = [("product", "tile estimated fastest", "of", "slower than the fastest")], []
-    for sizes, measured in published.TILED.items():
-        one = judge.chosen(sizes, measured)
-        ratios += one.ratios
-        tile = "{}x{}x{} w{} s{}".format(*one.tile)
-        lines.append(("x".join(map(str, sizes)), tile, str(len(measured)), f"{one.slower:.2f}x"))
-        _dot()
-    print(aligned(lines))
-    median, ninth = judge.errors(ratios)
-    print(f"their tiles, {len(ratios)} rows: median error {median:.1%}, 90th percentile {ninth:.1%}")
-    return OK
-
-
-def _dot() -> None:
-    """Show that a row is done."""
-    print(".", end="", file=sys.stderr, flush=True)
-
-
-def aligned(table: list[tuple[str, ...]]) -> str:
-    """Format a table in columns of equal width."""
-    widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table)
 
 
 def command() -> None:

@@ -12,12 +12,16 @@ from unittest import mock
 
 import numpy
 import torch
+import triton
 from torch import Tensor
+from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from . import counters, cuda_is_cpu, machines
 from .driver import Driver
-from .kernels import Compiled, execute
-from .launches import Launch, active, until_ptx
+from .kernels import Compiled
+from .launches import until_ptx
 from .memory import BOUNDS, elements, replaced
 from .program import Counted
 
@@ -37,13 +41,16 @@ class Execution:
     configuration: str | None  # the autotuner's, where there is one
     compiled: Compiled = dataclasses.field(repr=False)
     counts: numpy.ndarray | None = dataclasses.field(default=None, repr=False)  # [instructions, 4]
-    finished: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)  # findings that are not faults
+
+    @property
+    def finished(self) -> bool:
+        return self.counts is not None
 
     def counted(self) -> list[Counted]:
         """Return the counts of every instruction over the whole grid."""
         if self.counts is None:
-            raise ValueError(f"{self.name}: the launch did not finish, or `gpu` was told not to count")
+            raise ValueError(f"{self.name}: the launch did not finish")
         return self.compiled.program.counts(self.counts)
 
     def counters(self) -> dict[str, Any]:
@@ -69,39 +76,25 @@ class Execution:
             flat = tensor.detach().as_strided((elements(tensor),), (1,)).clone()
             return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
-        return model.estimate(replaced(Launch.of(self), copy), known)
-
-    def static_record(self) -> dict[str, Any]:
-        """Return the static metrics of the launch, from machine code, which emulation does without."""
-        from .estimate import machine_code
-
-        return machine_code.static_record(self, self.arch)
+        return model.estimate(replaced(self, copy), known)
 
 
 @dataclasses.dataclass
 class Log:
-    """Launches inside `gpu`, in order, and the configuration that each autotuner took."""
+    """Launches inside `gpu`, in order."""
 
     launches: list[Execution] = dataclasses.field(default_factory=list)
-    choices: list[str] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
 def gpu(
-    arch: int,
-    *,
-    checks: bool = True,
-    counts: bool = True,
-    runs: bool = True,
-    cuda: bool = False,
-    bounds: str = "tensor",
+    arch: int, *, checks: bool = True, runs: bool = True, cuda: bool = False, bounds: str = "tensor"
 ) -> Iterator[Log]:
     """Inside, Triton launches are compiled for a GPU and executed on CPU tensors, with every check of the emulator.
 
     Args:
         arch: 80, 86, 89, 90, 100 or 120.
         checks: report races, uninitialised shared memory and missing waits, not only accesses out of bounds.
-        counts: keep every launch's counters, for `Execution.counters`.
         runs: False: launches are compiled and listed, not executed.
         bounds: "tensor": an argument's memory is what its tensor covers; "storage": all of the tensor's storage.
         cuda: the device "cuda" is the CPU, and CPU tensors say that they are on it: `cuda_is_cpu` says how.
@@ -110,15 +103,13 @@ def gpu(
         EmulationError: the kernel does something wrong; the line of source. DeviceAssertion: its own assertion failed.
         PtxError: an instruction or a feature that is not emulated, by name.
     """
-    import triton
-
     device = machines.device(arch)
     if bounds not in BOUNDS:
         raise ValueError(f"bounds: expected one of {', '.join(BOUNDS)}; got {bounds!r}")
     if triton.knobs.runtime.interpret:
         raise ValueError("TRITON_INTERPRET is set: kernels are interpreted in this process, not compiled")
-    log = Log()
-    state = _State(arch, checks, counts and runs, runs, log, bounds, cuda)
+    state = _State(device, checks, runs, bounds, cuda)
+    driver = Driver(device, state.launched, "cuda:0" if cuda else "cpu")
 
     def data_ptr(tensor) -> int:
         storage = tensor.untyped_storage()
@@ -126,8 +117,8 @@ def gpu(
         return torch._C.TensorBase.data_ptr(tensor)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(active(Driver(device, state.launched, "cuda:0" if cuda else "cpu")))
         for patch in (
+            mock.patch.object(triton.runtime.driver, "_active", driver),
             mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx),
             mock.patch.object(Tensor, "data_ptr", data_ptr),
             *state.autotuner_patches(),
@@ -136,42 +127,43 @@ def gpu(
             stack.enter_context(patch)
         if cuda:
             stack.enter_context(cuda_is_cpu.mapped())
-        yield log
+        yield state.log
 
 
-def fits(metadata, device: machines.Device) -> bool:
+def fits(metadata, device: machines.Machine) -> bool:
     """Say whether a compiled kernel fits a device. Triton raises OutOfResources only once per kernel."""
     return (
         metadata.shared <= device.shared_memory_per_block_optin
-        and device.warp_size * metadata.num_warps <= device.max_threads_per_block
+        and machines.LANES * metadata.num_warps <= machines.MOST_THREADS
         and (getattr(metadata, "tmem_size", 0) or 0) <= TENSOR_COLUMNS
     )
 
 
+@dataclasses.dataclass
 class _State:
     """State that the patches of one `gpu` share."""
 
-    def __init__(self, arch: int, checks: bool, counts: bool, runs: bool, log: Log, bounds: str, cuda: bool):
-        self.arch, self.checks, self.counts, self.runs, self.log = arch, checks, counts, runs, log
-        self.bounds, self.cuda = bounds, cuda
-        # memory by its address, for which a program asked: a kernel may find it in memory, as in a list of pointers
-        self.known = weakref.WeakValueDictionary()
-        self._caches: dict[int, dict] = {}  # the autotuners' choices: of this device
-        self._tuners: list = []  # that are running
-        self._chosen: dict | None = None  # the arguments for which the last choice was made
+    device: machines.Machine
+    checks: bool
+    runs: bool
+    bounds: str
+    cuda: bool
+    log: Log = dataclasses.field(default_factory=Log)
+    #: memory by its address, for which a program asked: a kernel may find it in memory, as in a list of pointers
+    known: weakref.WeakValueDictionary = dataclasses.field(default_factory=weakref.WeakValueDictionary)
+    caches: dict[int, dict] = dataclasses.field(default_factory=dict)  # the autotuners' choices: of this device
+    tuners: list = dataclasses.field(default_factory=list)  # that are running
+    chosen: dict | None = None  # the arguments for which the last choice was made
 
     def launched(self, source, metadata, compiled: Compiled, grid: tuple[int, int, int], values: Sequence) -> None:
-        names = list(compiled.signature)
         options = {key: getattr(metadata, key, None) for key in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
         options = {
             key: value for key, value in options.items() if value is not None and (key, value) != ("num_ctas", 1)
         }
-        chosen, given = (
-            str(self._tuners[-1].best_config) if self._tuners else None,
-            dict(zip(names, values, strict=True)),
-        )
-        fn = getattr(source, "fn", None)
-        launch = Execution(metadata.name, self.arch, fn, grid, given, options, chosen, compiled)
+        configuration = str(self.tuners[-1].best_config) if self.tuners else None
+        given = dict(zip(compiled.signature, values, strict=True))
+        kernel = getattr(source, "fn", None)
+        launch = Execution(metadata.name, self.device.arch, kernel, grid, given, options, configuration, compiled)
         homes = [cuda_is_cpu.home(value) if isinstance(value, Tensor) else None for value in values]
         if self.cuda and {"cpu"} < {home for home in homes if home}:  # a program that names no GPU may run here
             at = homes.index("cpu")
@@ -179,36 +171,28 @@ class _State:
         self.log.launches.append(launch)
         if not self.runs:
             return launch.notes.append("compiled only: nothing was executed")
-        before = compiled.program.raw_counts() if self.counts else None
+        before = compiled.program.raw_counts()
         known = [(address, storage.nbytes()) for address, storage in self.known.items()]
         if math.prod(grid) == 0:
             launch.notes.append("the grid is empty: nothing was executed")
-        execute(compiled, grid, values, checks=self.checks, known=known, bounds=self.bounds)
-        launch.finished = True
+        compiled.execute(grid, values, checks=self.checks, known=known, bounds=self.bounds)
+        launch.counts = compiled.program.raw_counts() - before
         launch.notes += [f"CTAs store equal bytes to one place: {one}" for one in compiled.program.equal_stores()]
-        if before is not None:
-            launch.counts = compiled.program.raw_counts() - before
 
     def autotuner_patches(self) -> list:
         """Patch the autotuner to take the first configuration that compiles and fits: nothing is timed."""
-        from triton.compiler.errors import CompileTimeAssertionFailure
-        from triton.runtime.autotuner import Autotuner
-        from triton.runtime.errors import OutOfResources, PTXASError
-
         run = Autotuner.run
 
         def of_this_device(tuner, *args, **kwargs):
-            kept = tuner.cache
-            tuner.cache = self._caches.setdefault(id(tuner), {})
-            self._tuners.append(tuner)
+            self.tuners.append(tuner)
             try:
-                return run(tuner, *args, **kwargs)
+                with mock.patch.object(tuner, "cache", self.caches.setdefault(id(tuner), {})):
+                    return run(tuner, *args, **kwargs)
             finally:
-                self._tuners.pop()
-                tuner.cache = kept
+                self.tuners.pop()
 
         def bench(tuner, *args, config, **meta):
-            if self._chosen is tuner.nargs:  # in this choice another one compiled
+            if self.chosen is tuner.nargs:  # in this choice another one compiled
                 return [math.inf] * 3
             options = {**meta, **config.all_kwargs()}
             if config.pre_hook is not None:
@@ -217,10 +201,9 @@ class _State:
                 kernel = tuner.fn.run(*args, **{**options, "warmup": True})
             except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
                 return [math.inf] * 3
-            if not fits(kernel.metadata, machines.device(self.arch)):
+            if not fits(kernel.metadata, self.device):
                 return [math.inf] * 3
-            self._chosen = tuner.nargs
-            self.log.choices.append(f"{tuner.base_fn.__name__}: {config}")
+            self.chosen = tuner.nargs
             return [0.0] * 3
 
         return [mock.patch.object(Autotuner, "_bench", bench), mock.patch.object(Autotuner, "run", of_this_device)]

@@ -44,9 +44,9 @@ class Line:
     fewest: int
 
 
-def materialised(launch, seed: int = 0):
+def materialised(launch):
     """Return the launch with CPU tensors instead of meta tensors: random floats, integers 0, masks all True."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def real(tensor: Tensor) -> Tensor:
         if tensor.device.type != "meta":
@@ -70,17 +70,16 @@ def _zeros(like: Tensor) -> Tensor:
     return memory.as_strided(like.shape, like.stride(), memory.storage_offset())
 
 
-def count(launch, arch: int, ctas: int = 1) -> tuple[dict[str, Any], list[Line]]:
-    """Return (metrics, lines) of `ctas` CTAs in the middle of a launch's grid.
+def count(launch, arch: int) -> tuple[dict[str, Any], list[Line]]:
+    """Return (metrics, lines) of the CTA in the middle of a launch's grid.
 
     Raises:
         EmulationError: the kernel did something wrong.
         PtxError: an instruction is not emulated.
     """
     kernel = launches.compiled(launch, arch).fresh()
-    number = math.prod(launch.grid)
-    first = max(0, (number - ctas) // 2)
-    launches.run(materialised(launch), arch, only=range(first, min(number, first + ctas)), kernel=kernel)
+    middle = max(0, (math.prod(launch.grid) - 1) // 2)
+    launches.run(materialised(launch), arch, only=range(middle, middle + 1), kernel=kernel)
     counted = kernel.program.counts()
     return summary(counted), by_line(counted)
 

@@ -73,18 +73,14 @@ _BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_me
 
 
 def answers(device) -> list:
-    """Return patches under which `torch.cuda` describes a `machines.Device`."""
-    major, minor = device.capability
-    shared = device.shared_memory_per_multiprocessor
-    properties = types.SimpleNamespace(
-        **vars(device), major=major, minor=minor, shared_memory_per_multiprocessor=shared
-    )
+    """Return patches under which `torch.cuda` describes a `machines.Machine`."""
+    properties = types.SimpleNamespace(**device.properties)
     functions = {
         **dict.fromkeys(("is_available", "is_bf16_supported"), _giving(True)),
         # not initialised, so that torch seeds and saves nothing there
         **dict.fromkeys(("is_initialized", "is_current_stream_capturing"), _giving(False)),
         **dict(device_count=lambda: 1, current_device=lambda: 0),
-        "get_device_name": lambda *_: device.name,
+        "get_device_name": lambda *_: properties.name,
         "get_device_capability": lambda *_: device.capability,
         "get_device_properties": lambda *_: properties,
         "get_arch_list": lambda: [f"sm_{device.arch}"],
@@ -99,22 +95,21 @@ def answers(device) -> list:
         **{name: _giving(None) for name in _DONE_AT_ONCE},
         **{name: _giving(0) for name in _BYTES},
     }
-    patches = [mock.patch.object(torch.cuda, name, answer) for name, answer in functions.items()]
-    patches.append(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))
-    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
-        patches.append(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True))
-    return patches
-
-
-def _is_cuda(value) -> bool:
-    if isinstance(value, str):
-        return value.partition(":")[0] == "cuda"
-    return isinstance(value, torch.device) and value.type == "cuda"
+    return [
+        mock.patch.multiple(torch.cuda, **functions),
+        mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True),
+    ]
 
 
 def _place_of(value) -> str | None:
     place = str(value).partition(":")[0] if isinstance(value, (str, torch.device)) else None
     return place if place in ("cuda", "cpu") else None
+
+
+def _on_cpu(value):
+    """Return "cpu" instead of a device "cuda", and any other value as it is."""
+    return "cpu" if _place_of(value) == "cuda" else value
 
 
 def home(tensor: Tensor) -> str | None:
@@ -164,13 +159,11 @@ class CudaIsCpu(TorchFunctionMode):
             raise RuntimeError(f"Expected all tensors to be on the same device, but {found}")
         if place is None:
             place = next((one for one in ("cuda", None, "cpu") if one in homes), None) if given else CudaIsCpu.default
-        args = tuple("cpu" if _is_cuda(value) else value for value in args)
-        kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
         if isinstance(kwargs.get("device"), int):
             kwargs["device"], place = "cpu", "cuda"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        return _put(function(*args, **kwargs), place)
+        return _put(function(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in kwargs.items()}), place)
 
 
 def _is_there(tensor: Tensor, place: str) -> bool:
@@ -182,9 +175,8 @@ def _to_device_of(function, args, kwargs):
     places = [home(one) or "cuda" for one in _tensors((args[1:], kwargs))]
     places += ["cuda" if type(one) is int else _place_of(one) for one in (*args[1:], kwargs.get("device"))]
     place = next(filter(None, places), home(args[0]))
-    args = tuple("cpu" if _is_cuda(value) or type(value) is int else value for value in args)
-    kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
-    return _moved(args[0], function(*args, **kwargs), place)
+    args = ["cpu" if type(value) is int else _on_cpu(value) for value in args]
+    return _moved(args[0], function(*args, **{key: _on_cpu(value) for key, value in kwargs.items()}), place)
 
 
 def _moved(tensor: Tensor, found: Tensor, place: str | None) -> Tensor:
@@ -200,6 +192,13 @@ def _numpy(function, args, kwargs):
     return function(*args, **kwargs)
 
 
+def _typed(function, args, kwargs):
+    """Tensor.type, whose argument may name a type of torch.cuda."""
+    args = [one.replace("torch.cuda.", "torch.") if isinstance(one, str) else one for one in args]
+    found = function(*args, **kwargs)
+    return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
+
+
 _ANSWERS = {
     **dict.fromkeys((torch.device, torch._C._nn._parse_to), lambda function, args, kwargs: function(*args, **kwargs)),
     Tensor.device.__get__: lambda function, args, kwargs: _CUDA if _is_there(args[0], "cuda") else args[0].device,
@@ -213,6 +212,7 @@ _ANSWERS = {
     Tensor.pin_memory: lambda function, args, kwargs: args[0],
     Tensor.record_stream: _giving(None),
     Tensor.to: _to_device_of,
+    Tensor.type: _typed,
 }
 
 
@@ -220,22 +220,13 @@ class Generator(torch.Generator):
     """Generator of random numbers; one for "cuda" is one for the CPU."""
 
     def __new__(cls, device="cpu"):
-        return super().__new__(cls, "cpu" if _is_cuda(device) else device)
+        return super().__new__(cls, _on_cpu(device))
 
 
 _ACCELERATOR = {"current_accelerator": lambda *_, **__: torch.device("cuda"), "current_device_index": _giving(0)}
 _ACCELERATOR |= {"is_available": _giving(True), "current_stream": lambda *_: Stream(), "synchronize": _giving(None)}
 _TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
-
-
-def _typed(function, args, kwargs):
-    """Tensor.type, whose argument may name a type of torch.cuda."""
-    args = tuple(one.replace("torch.cuda.", "torch.") if isinstance(one, str) else one for one in args)
-    found = function(*args, **kwargs)
-    return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
-
-
-_ANSWERS[Tensor.type] = _typed
+_TYPES = {f"{name}Tensor": getattr(torch, f"{name}Tensor") for name in _TYPES}
 
 
 def _shape_and_type(tensor: Tensor) -> dict:
@@ -243,11 +234,11 @@ def _shape_and_type(tensor: Tensor) -> dict:
     return {"shape": tensor.shape, "dtype": tensor.dtype}
 
 
-def _place(location):
+def _loaded_to(location):
     """Return where torch.load puts storages: on the CPU instead of "cuda"."""
-    if location is None or _is_cuda(location):
-        return "cpu"
-    return {key: _place(value) for key, value in location.items()} if isinstance(location, dict) else location
+    if isinstance(location, dict):
+        return {key: _loaded_to(value) for key, value in location.items()}
+    return "cpu" if location is None else _on_cpu(location)
 
 
 @contextlib.contextmanager
@@ -266,11 +257,11 @@ def mapped() -> Iterator[None]:
             return backward(*args, **kwargs)
 
     def loaded(file, map_location=None, **kwargs):
-        return load(file, map_location=_place(map_location), **kwargs)
+        return load(file, map_location=_loaded_to(map_location), **kwargs)
 
     def defaults(device):
-        CudaIsCpu.default = "cuda" if _is_cuda(device) else "cpu"
-        default(None if _is_cuda(device) else device)
+        CudaIsCpu.default = "cuda" if _place_of(device) == "cuda" else "cpu"
+        default(None if _place_of(device) == "cuda" else device)
 
     def entered(context):  # both types of device, because Triton's callers ask for the type of "cuda"
         if context.device == "cuda":
@@ -292,7 +283,6 @@ def mapped() -> Iterator[None]:
 
     with (
         mode,
-        contextlib.ExitStack() as stack,
         mock.patch.multiple(torch, load=loaded, set_default_device=defaults, Generator=Generator),
         mock.patch.object(torch, "from_numpy", lambda array: _put(from_numpy(array), "cpu")),
         mock.patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, default=_shape_and_type),
@@ -300,12 +290,9 @@ def mapped() -> Iterator[None]:
         mock.patch.object(torch.autograd, "_engine_run_backward", with_mode),
         mock.patch.object(CudaIsCpu, "default", "cpu"),
         mock.patch.multiple(torch.autocast, __enter__=entered, __exit__=left),
-        mock.patch.multiple(torch.cuda, CUDAGraph=Graph, graph=Graph),
+        mock.patch.multiple(torch.cuda, create=True, CUDAGraph=Graph, graph=Graph, **_TYPES),
         mock.patch.multiple(torch.distributed, create=True, init_process_group=started),
         mock.patch.object(torch.UntypedStorage, "cuda", lambda storage, *_, **__: storage),
         mock.patch.multiple(torch.accelerator, **_ACCELERATOR),
     ):
-        for name in _TYPES:
-            patch = mock.patch.object(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"), create=True)
-            stack.enter_context(patch)
         yield

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
+from triton.backends.nvidia.driver import CudaDriver
 
 from .kernels import Compiled
-from .machines import Device
+from .machines import LANES, MOST_THREADS, REGISTERS, Machine
 from .program import Program
 
 #: Triton keeps compiled kernels by device; a real one has a small number
@@ -44,42 +42,37 @@ class Launcher:
             exit_hook(launch_metadata)
 
 
-class Driver(DriverBase):
+class Driver(CudaDriver):
     """The emulator as the device that Triton compiles for and launches on, and the device's utilities."""
 
     launcher_cls = Launcher
 
-    def __init__(self, device: Device, launched: Callable | None = None, tensors: str = "cpu"):
-        """launched: called with every launch; None: kernels are compiled only. tensors: where torch has them."""
-        super().__init__()
+    def __init__(self, device: Machine, launched: Callable | None = None, tensors: str = "cpu"):
+        """launched: called with every launch; None: kernels are compiled only. tensors: where torch has them.
+
+        The base's own `__init__` would look for a GPU.
+        """
         self.device, self.launched, self.utils, self.tensors = device, launched, self, tensors
 
     def _nothing(self, *_) -> None:
         pass
 
-    unload_module = set_printf_fifo_size = set_current_device = clear_cache = _nothing
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return False
+    unload_module = set_printf_fifo_size = set_current_device = _nothing
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int):
         """Return (module, function, registers, spills, most threads). The module is None: nothing is unloaded."""
-        return None, loaded(binary), _REGISTERS, 0, self.device.max_threads_per_block
+        return None, loaded(binary), _REGISTERS, 0, MOST_THREADS
 
     def get_device_properties(self, device=None) -> dict[str, int]:
         return {
             "max_shared_mem": self.device.shared_memory_per_block_optin,
-            "max_num_regs": self.device.regs_per_multiprocessor,
+            "max_num_regs": REGISTERS,
             "multiprocessor_count": self.device.multi_processor_count,
-            "warpSize": self.device.warp_size,
+            "warpSize": LANES,
             "sm_clock_rate": self.device.clock_rate,
             "mem_clock_rate": self.device.memory_clock_rate,
             "mem_bus_width": self.device.memory_bus_width,
         }
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.device.arch, 32)
 
     def get_device_capability(self, device=None) -> tuple[int, int]:
         return self.device.capability
@@ -92,23 +85,3 @@ class Driver(DriverBase):
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device(self.tensors)
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
-
-    def map_python_to_cpp_type(self, kind: str) -> str:
-        from triton.backends.nvidia.driver import ty_to_cpp
-
-        return ty_to_cpp(kind)
-
-    def get_benchmarker(self):
-        """Nothing is timed: every configuration that runs is as good as another."""
-
-        def once(call, *, quantiles=None, **_):
-            call()
-            return [0.0] * len(quantiles) if quantiles else 0.0
-
-        return once
-
-    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        return torch.empty(0)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from triton.runtime import _allocation
+
 from .memory import Arguments
 from .parse import PtxError
 from .program import Program
@@ -40,46 +42,31 @@ class Compiled:
 
     def fresh(self) -> Compiled:
         """Return the same kernel with counters of its own."""
-        return dataclasses.replace(self, program=type(self.program)(self.program.kernel))
+        return dataclasses.replace(self, program=Program(self.program.kernel))
 
+    def packed(self, values: Sequence, bounds: str = "tensor") -> Arguments:
+        """Return a launch's arguments as parameters and regions. values: of every argument, constants included."""
+        made = Arguments(bounds)
+        descriptors = iter(self.descriptors)
+        for (name, kind), value in zip(self.signature.items(), values, strict=True):
+            made.add(kind, value, name, descriptors)
+        return made
 
-def packed(kernel: Compiled, values: Sequence, bounds: str = "tensor") -> Arguments:
-    """Return a launch's arguments as parameters and regions. values: of every argument, constants included."""
-    made = Arguments(bounds=bounds)
-    descriptors = iter(kernel.descriptors)
-    for (name, kind), value in zip(kernel.signature.items(), values, strict=True):
-        made.add(kind, value, name, descriptors)
-    return made
+    def execute(self, grid: Sequence[int], values: Sequence, *, bounds: str = "tensor", **options) -> None:
+        """Execute the kernel over a grid.
 
-
-def execute(
-    kernel: Compiled,
-    grid: Sequence[int],
-    values: Sequence,
-    *,
-    checks: bool = True,
-    only: range | None = None,
-    known: Sequence[tuple[int, int]] = (),
-    bounds: str = "tensor",
-) -> None:
-    """Execute a kernel over a grid.
-
-    Args:
-        grid: programs; each is one CTA, or a cluster of `num_ctas`. only: some of them.
-        values: of every argument, constants included.
-        known: as in `Program.run`. bounds: as in `gpu`.
-    """
-    made = packed(kernel, values, bounds)
-    size, alignment = kernel.scratch
-    grid = (kernel.ctas * grid[0], *grid[1:])
-    if size:
-        from triton.runtime import _allocation
-
-        scratch = _allocation._allocator.get()(math.prod(grid) * size, alignment, 0)
-        made.packed.append(made.region(scratch, "of the global scratch memory"))
-    spare = len(kernel.program.kernel.parameters) - len(made.packed)  # Triton's scratch memory: unused
-    kernel.program.run(
-        grid, [*made.packed, *[0] * spare], regions=list(made.regions), names=list(made.regions.values()),
-        around=made.around, known=known, threads=kernel.threads, shared_bytes=kernel.shared_bytes, checks=checks,
-        only=only,
-    )  # fmt: skip
+        Args:
+            grid: programs; each is one CTA, or a cluster of `num_ctas`.
+            values: as in `packed`. bounds: as in `gpu`. options: `known`, `checks` and `only` of `Program.run`.
+        """
+        made = self.packed(values, bounds)
+        size, alignment = self.scratch
+        grid = (self.ctas * grid[0], *grid[1:])
+        if size:
+            scratch = _allocation._allocator.get()(math.prod(grid) * size, alignment, 0)
+            made.packed.append(made.address(scratch, "of the global scratch memory").to_bytes(8, "little"))
+        made.packed += [b""] * (len(self.program.kernel.parameters) - len(made.packed))  # scratch memory, unused
+        regions = list(made.regions.values())
+        self.program.run(
+            grid, made.packed, regions=regions, threads=self.threads, shared_bytes=self.shared_bytes, **options
+        )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import triton
 
 from .driver import Driver, loaded
-from .kernels import Compiled, execute
+from .kernels import Compiled
 from .machines import device
 
 #: Triton has one active driver and one hook for all threads of a process
@@ -44,17 +42,6 @@ class Launch:
         return self.kernel.__name__
 
 
-@contextlib.contextmanager
-def active(driver: Driver) -> Iterator[None]:
-    """Let Triton compile for a driver and launch on it."""
-    previous = triton.runtime.driver._active
-    triton.runtime.driver.set_active(driver)
-    try:
-        yield
-    finally:
-        triton.runtime.driver._active = previous
-
-
 def until_ptx(backend=None, stages=None, *_):
     """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""
     if stages is None:
@@ -68,10 +55,9 @@ def machine_code(launch, arch: int, hook=None):
     Triton's own launch path decides the types, the divisibility and the options; nothing is launched. hook: as
     `until_ptx`, which saves the time of ptxas.
     """
-    launch = Launch.of(launch)
     with (
         _TRITON,
-        active(Driver(device(arch))),
+        mock.patch.object(triton.runtime.driver, "_active", Driver(device(arch))),
         mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", hook),
     ):
         return launch.kernel.warmup(grid=launch.grid, **launch.arguments, **launch.options)
@@ -104,8 +90,7 @@ def run(
         EmulationError: an access out of bounds, a race, a missing wait, ...; it names the line of the kernel.
         PtxError: an instruction or a feature that is not emulated, by name.
     """
-    launch = Launch.of(launch)
     kernel = kernel or compiled(launch, arch, until_ptx)
     values = [launch.arguments.get(name) for name in kernel.signature]
-    execute(kernel, launch.grid, values, checks=checks, only=only, bounds=bounds)
+    kernel.execute(launch.grid, values, checks=checks, only=only, bounds=bounds)
     return kernel

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from .parse import PtxError
-from .program import Region, region_base
+from .program import Region
 
 #: how `struct` packs a scalar of Triton's types; an integer is cut to its bytes
-_FORMATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
+_FORMATS = {"fp16": "e", "fp32": "f", "f32": "f", "fp64": "d"}
 _INTEGERS = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
 #: what of a tensor an argument may access
 BOUNDS = ("tensor", "storage")
@@ -36,13 +36,11 @@ def replaced(launch, make: Callable[[Tensor], Tensor]):
 
 @dataclasses.dataclass
 class Arguments:
-    """Parameters of a launch while they are packed: each bytes or a `Region`, and the regions."""
+    """Parameters of a launch while they are packed, and the regions that their addresses mean."""
 
-    packed: list = dataclasses.field(default_factory=list)
-    regions: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)  # (host, bytes): the argument's name
     bounds: str = "tensor"
-    #: bytes of the tensor's storage before and after each region
-    around: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    packed: list[bytes] = dataclasses.field(default_factory=list)
+    regions: dict[tuple[int, int], Region] = dataclasses.field(default_factory=dict)  # by address and bytes
 
     def add(self, kind: Any, value: Any, name: str, descriptors: Iterator) -> None:
         """Pack a value of one of Triton's types; a tuple's parts, and a descriptor with its shape and strides."""
@@ -54,40 +52,42 @@ class Arguments:
         elif kind.startswith("tensordesc"):
             self._descriptor(value, name, descriptors)
         elif kind.startswith("*") and value is not None and not isinstance(value, int):
-            self.packed.append(self.region(value if isinstance(value, Tensor) else getattr(value, "base", value), name))
+            tensor = value if isinstance(value, Tensor) else getattr(value, "base", value)
+            self._pack("Q", self.address(tensor, name))
         elif kind.startswith("*") or kind in _INTEGERS:
             value, size = value or 0, _INTEGERS.get(kind, 8)
             self.packed.append((int(value) & (2 ** (8 * size) - 1)).to_bytes(size, "little"))
         elif kind in _FORMATS:
-            self.packed.append(struct.pack(_FORMATS[kind], value))
+            self._pack(_FORMATS[kind], value)
         elif kind == "bf16":
             self.packed.append(torch.tensor(value, dtype=torch.bfloat16).view(torch.int16).numpy().tobytes())
         else:
             raise PtxError(f"argument {name}: not emulated: type {kind}")
 
-    def region(self, tensor: Tensor, name: str) -> Region:
+    def _pack(self, kind: str, *values) -> None:
+        self.packed += [struct.pack(f"<{kind}", value) for value in values]
+
+    def address(self, tensor: Tensor, name: str) -> int:
+        """Return the address of a tensor's first element as the kernel sees it."""
         first, size = tensor.data_ptr(), elements(tensor) * tensor.element_size()
         whole = tensor.untyped_storage()
         offset = first - whole.data_ptr() if size else 0
         place, around = (first, size), (offset, max(0, whole.nbytes() - offset - size))
         if self.bounds == "storage" and size:
             place, around = (whole.data_ptr(), whole.nbytes()), (0, 0)
-        if place not in self.regions:
-            self.regions[place] = name
-            self.around.append(around)
-        return Region(list(self.regions).index(place), first - place[0])
+        region = self.regions.setdefault(place, Region(len(self.regions), *place, name, around))
+        return region.address + first - region.host
 
     def _descriptor(self, value: Any, name: str, descriptors: Iterator) -> None:
-        layout, region = next(descriptors, None), self.region(value.base, name)
-        strides = [struct.pack("<q", number) for number in value.strides]
+        layout, address = next(descriptors, None), self.address(value.base, name)
         if layout is None:
-            flags = (value.padding == "nan", getattr(value, "round_f32_to_tf32", False))
-            shape = [struct.pack("<q", number) for number in value.shape]
-            self.packed += [region, *shape, *strides, *(bytes([flag]) for flag in flags)]
+            self._pack("Q", address)
+            self._pack("q", *value.shape, *value.strides)
+            self._pack("?", value.padding == "nan", getattr(value, "round_f32_to_tf32", False))
         else:
-            host = list(self.regions)[region.index][0]
-            self.packed.append(descriptor(region_base(region.index, host) + region.offset, value, layout))
-        self.packed += [*(struct.pack("<i", number) for number in value.shape), *strides]
+            self.packed.append(descriptor(address, value, layout))
+        self._pack("i", *value.shape)
+        self._pack("q", *value.strides)
 
 
 def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ import os
 
 import pytest
 
-ARCHES = (80, 86, 89, 90, 100, 120)
+from .machines import DEVICES
 
 
 def pytest_addoption(parser) -> None:
@@ -22,7 +22,7 @@ def pytest_addoption(parser) -> None:
     group.addoption(
         "--emulate",
         type=int,
-        choices=ARCHES,
+        choices=DEVICES,
         metavar="ARCH",
         help="execute Triton kernels as compiled for sm_ARCH, on CPU tensors",
     )
@@ -42,10 +42,14 @@ class Emulation:
         from . import context
 
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torch.compile: the function itself
-        self.arch, self.refused, self.executed, self.skipped = arch, collections.Counter(), 0, 0
-        self.kernels: set[str] = set()
+        self.arch = arch
+        #: of ("executed", kernel), ("skipped", kernel) and ("refused", reason)
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.stack = contextlib.ExitStack()
-        self.log = self.stack.enter_context(context.gpu(arch, counts=False, cuda=True))
+        self.log = self.stack.enter_context(context.gpu(arch, cuda=True))
+
+    def counted(self, kind: str) -> collections.Counter[str]:
+        return collections.Counter({name: count for (of, name), count in self.counts.items() if of == kind})
 
     def pytest_unconfigure(self) -> None:
         self.stack.close()
@@ -55,42 +59,35 @@ class Emulation:
         outcome = yield
         report, reason = outcome.get_result(), call.excinfo and _refusal(call.excinfo.value)
         if reason is not None:
-            self.refused[reason] += 1
+            self.counts["refused", reason] += 1
             report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"not emulated: {reason}")
         if report.when == "teardown":
-            empty = sum(1 for launch in self.log.launches if not all(launch.grid))
-            unfinished = sum(1 for launch in self.log.launches if not launch.finished)
-            self.executed += len(self.log.launches) - empty - unfinished
-            self.skipped += empty
-            self.kernels |= {launch.name for launch in self.log.launches}
+            finished = [launch for launch in self.log.launches if launch.finished]
+            self.counts.update(("executed" if all(launch.grid) else "skipped", launch.name) for launch in finished)
             self.log.launches.clear()  # and the tensors with them
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session) -> None:
+        passed = session.exitstatus == pytest.ExitCode.OK and not session.config.option.collectonly
         if hasattr(session.config, "workeroutput"):  # a worker of xdist
-            counts = {"executed": self.executed, "skipped": self.skipped, "refused": dict(self.refused)}
-            session.config.workeroutput["ptx_emulation"] = counts | {"kernels": sorted(self.kernels)}
-        elif not self.executed and session.exitstatus == pytest.ExitCode.OK and not session.config.option.collectonly:
+            session.config.workeroutput["ptx_emulation"] = dict(self.counts)
+        elif passed and not self.counted("executed"):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node) -> None:
-        counts = getattr(node, "workeroutput", {}).get("ptx_emulation")
-        if counts is not None:
-            self.executed += counts["executed"]
-            self.skipped += counts["skipped"]
-            self.refused.update(counts["refused"])
-            self.kernels.update(counts["kernels"])
+        self.counts.update(getattr(node, "workeroutput", {}).get("ptx_emulation", {}))
 
     def pytest_terminal_summary(self, terminalreporter) -> None:
+        executed, refused = self.counted("executed"), self.counted("refused")
         terminalreporter.write_sep("-", f"emulated on sm_{self.arch}")
         terminalreporter.write_line(
-            f"{self.executed} launches of {len(self.kernels)} kernels executed, {self.refused.total()} refused, "
-            f"{self.skipped} skipped (empty grid)"
+            f"{executed.total()} launches of {len(executed)} kernels executed, {refused.total()} refused, "
+            f"{self.counted('skipped').total()} skipped (empty grid)"
         )
-        if not self.executed:
+        if not executed:
             terminalreporter.write_line("FAILED: no launch was executed", red=True)
-        for reason, count in self.refused.most_common():
+        for reason, count in refused.most_common():
             terminalreporter.write_line(f"{count} not run: {reason}")
 
 

@@ -36,14 +36,8 @@ _ALIGNED = 64  # bytes: parameters whose address is taken
 _FIXED = {"%smid": 0, "%nsmid": 1, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
 _SPECIALS = ["%tid.x", "%laneid", *(f"%ctaid.{axis}" for axis in "xyz"), "%cluster_ctarank", "shared memory"]
 _SPECIALS += [f"%{name}.{axis}" for name in ("cluster_ctaid", "clusterid") for axis in "xyz"]
-_SIZES = ("nctaid", "cluster_nctaid", "nclusterid")
-_KNOWN_SPECIALS = {
-    *_SPECIALS,
-    *_FIXED,
-    "%ntid.x",
-    "%cluster_nctarank",
-    *(f"%{n}.{axis}" for n in _SIZES for axis in "xyz"),
-}
+_SIZES = [f"%{name}.{axis}" for name in ("nctaid", "cluster_nctaid", "nclusterid") for axis in "xyz"]
+_KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, *_SIZES, "%ntid.x", "%cluster_nctarank"}
 _MOST_WARPS = 64  # in a cluster, because machine.h has one bit for each
 
 
@@ -109,14 +103,8 @@ def library() -> ctypes.CDLL:
 
 def _compiled(processor: str) -> Path:
     found = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
-    command = [
-        *(os.environ.get("CXX", "").split() or [found]),
-        "-std=c++17",
-        "-O3",
-        "-march=native",
-        "-shared",
-        "-fPIC",
-    ]
+    compiler = os.environ.get("CXX", "").split() or [found]
+    command = [*compiler, "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
     return built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), processor)
 
 
@@ -156,9 +144,7 @@ class Program:
         grid: Sequence[int],
         arguments: Sequence,
         *,
-        regions: Sequence[tuple[int, int]] = (),
-        names: Sequence[str] = (),
-        around: Sequence[tuple[int, int]] = (),
+        regions: Sequence[Region] = (),
         known: Sequence[tuple[int, int]] = (),
         threads: int | None = None,
         shared_bytes: int = 0,
@@ -169,9 +155,8 @@ class Program:
 
         Args:
             grid: CTAs along each dimension: a multiple of the kernel's cluster.
-            arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.
-            regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
-            names: names of the regions, for messages. around: bytes of storage before and after each region.
+            arguments: the parameters in order: bytes, or the address of a region.
+            regions: memory that the kernel may access.
             known: (host address, bytes) of memory whose unchanged address a kernel may find in memory.
             threads: of a CTA; None: as the kernel was compiled for.
             shared_bytes: dynamic shared memory.
@@ -189,9 +174,8 @@ class Program:
                 f"{self.kernel.name}: not emulated: a cluster of {ctas} CTAs of {threads} threads, which is more than "
                 f"{_MOST_WARPS} warps or has a part of a warp"
             )
-        bases = [region_base(k, host) for k, (host, _) in enumerate(regions)]
         given = {
-            name: _packed(size, argument, bases)
+            name: (argument if isinstance(argument, bytes) else struct.pack("<Q", argument)).ljust(size, b"\0")
             for (name, size), argument in zip(self.kernel.parameters, arguments, strict=True)
         }
         addresses, parameters = self._addresses(), b""
@@ -201,7 +185,7 @@ class Program:
             parameters += raw
         held = {"param": parameters, "const": self.kernel.constant_bytes}
         held = {space: ctypes.create_string_buffer(raw, len(raw)) for space, raw in held.items()}
-        places = [(base, *region) for base, region in zip(bases, regions)]  # (address, host address, bytes)
+        places = [(region.address, region.host, region.size) for region in regions]
         places += [(host, host, size) for host, size in known]
         places += [(assemble.GENERIC[space], ctypes.addressof(raw), len(raw)) for space, raw in held.items()]
         shared = {r: s for r, s in self._symbols.items() if s.name in self.kernel.shared}  # differ by CTA
@@ -212,9 +196,7 @@ class Program:
         specials += [(r, _SPECIALS.index("shared memory"), addresses[s.name] + s.offset) for r, s in shared.items()]
         for register, (name, offset, width, signed) in self._parameters.items():
             values[register] = int.from_bytes(given[name][offset : offset + width], "little", signed=signed)
-        special = {"%ntid.x": threads, "%cluster_nctarank": ctas}
-        for name, sizes in zip(_SIZES, (grid, cluster, clusters)):
-            special |= {f"%{name}.{axis}": size for axis, size in zip("xyz", sizes)}
+        special = {"%ntid.x": threads, "%cluster_nctarank": ctas, **dict(zip(_SIZES, (*grid, *cluster, *clusters)))}
         values |= {self._numbers[name]: size for name, size in special.items() if name in self._numbers}
         only = only or range(math.prod(clusters))
         where, message = ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
@@ -233,9 +215,8 @@ class Program:
             said = _WAITS.sub(lambda found: self._line(int(found[1])), said)
             if outside := _OUTSIDE.search(said):
                 number, byte, size = map(int, outside.groups())
-                before, after = around[number] if around else (0, 0)
+                name, (before, after) = regions[number].name, regions[number].around
                 where = ', inside its storage: bounds="storage" allows it' if -before <= byte < size + after else ""
-                name = names[number] if names else f"tensor {number}"
                 said = said.replace(outside[0], f"argument {name}: byte {byte} of {size}{where}")
             raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
                 f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n"
@@ -362,41 +343,18 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """An argument that is the address of the tensor `regions[index]`."""
+    """Memory of an argument tensor, at an address far from every other region's and aligned as the tensor is."""
 
-    index: int
-    offset: int = 0  # bytes from the start of the memory
+    index: int  # among the regions of a launch
+    host: int  # address
+    size: int  # bytes
+    name: str = "tensor"
+    around: tuple[int, int] = (0, 0)  # bytes of the tensor's storage before and after the region
 
-
-@dataclasses.dataclass(frozen=True)
-class Structure:
-    """An argument that is a C structure: its fields as (format of `struct`, value) in order, aligned as C does."""
-
-    fields: tuple[tuple[str, object], ...]
-
-
-def _packed(size: int, argument, bases: list[int]) -> bytes:
-    """Return the bytes of an argument."""
-    if isinstance(argument, Structure):
-        values = [bases[value.index] if isinstance(value, Region) else value for _, value in argument.fields]
-        raw = struct.pack("".join(kind for kind, _ in argument.fields), *values)
-        if not raw or len(raw) > size:
-            raise ValueError(f"structure: expected {size} bytes; got {len(raw)}")
-        return raw.ljust(size, b"\0")
-    if isinstance(argument, Region):
-        return struct.pack("<Q", bases[argument.index] + argument.offset)
-    if isinstance(argument, float):
-        return struct.pack("<f", argument)
-    if isinstance(argument, bytes):
-        if len(argument) > size:
-            raise ValueError(f"argument: expected {size} bytes; got {len(argument)}")
-        return argument.ljust(size, b"\0")
-    return (int(argument) & (2 ** (8 * size) - 1)).to_bytes(size, "little")
-
-
-def region_base(index: int, host: int) -> int:
-    """Return the address of a tensor as a kernel sees it: far from every other, aligned as the tensor is."""
-    return ((index + FIRST_REGION) << REGION_BITS) + (1 << 20) + host % 256
+    @property
+    def address(self) -> int:
+        """Return the address as a kernel sees it."""
+        return ((self.index + FIRST_REGION) << REGION_BITS) + (1 << 20) + self.host % 256
 
 
 def _cta(number: int, grid: Sequence[int]) -> tuple[int, int, int]:

@@ -42,14 +42,13 @@ def _cuobjdump(option: str, cubin: Path) -> str:
 
 def static_record(launch, arch: int) -> dict[str, Any]:
     """Return the static metrics of a launch on a GPU of `arch`."""
-    launch = launches.Launch.of(launch)
     made = launches.machine_code(launch, arch)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
         read = functions(Path(file.name))
     longest = max(read.values(), key=lambda one: len(one.code))
-    return metrics(launch.name, arch, longest, made.metadata.shared, made.metadata.num_warps)
+    return metrics(launch.kernel.__name__, arch, longest, made.metadata.shared, made.metadata.num_warps)
 
 
 def metrics(

@@ -19,14 +19,16 @@ import dataclasses
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .. import counters, kernels, launches
-from ..machines import LANES, SCHEDULERS, Machine
+from .. import counters, launches
+from ..machines import LANES, MUFU_RESULTS, SCHEDULERS, SHARED_BYTES, Machine
 from ..memory import elements
 from ..parse import PtxError, Vector
+from ..program import Program
 from . import machine_code
 
 _SAMPLES = (0.18, 0.47, 0.83)  # positions in the grid, because causal launches have short and long CTAs
@@ -87,31 +89,32 @@ def estimate(launch, machine: Machine, compiled: dict[str, Any] | None = None) -
     samples, work, traffic = _samples(launch, machine.arch)
     kept = sum(size for size in sizes if size <= L1_KEPT)
     hbm = sum(moved(size, number, *one) for size, one in traffic)
-    l2 = number * work * statistics.fmean(counters.summary(counted)["global_bytes"] for _, counted, _ in samples)
+    l2 = number * work * statistics.fmean(counters.summary(one.counts())["global_bytes"] for one in samples)
     # a CTA that reads its data again finds them in L2 if the data of all resident CTAs fit
     own = counters.SECTOR_BYTES * sum(max(read, written) for _, (read, written, *_) in traffic)
     once = number * counters.SECTOR_BYTES * sum(read + written for _, (read, written, *_) in traffic)
-    if min(number, resident * machine.multiprocessors) * own > machine.l2:
+    if min(number, resident * machine.multi_processor_count) * own > machine.L2_cache_size:
         hbm += max(0.0, l2 - once)
     hbm = round(hbm)
     l2 = max(hbm, l2 - number * kept)  # every CTA reads a small tensor whole, and finds it in L1
-    ratio = compiled["instructions"] / len(samples[0][1])
+    ratio = compiled["instructions"] / len(samples[0].kernel.statements)
     load = _L2_LOAD + (_HBM_LOAD - _L2_LOAD) * min(1.0, hbm / l2)  # cycles; data that is read again comes from L2
-    scored = [scoreboard(*sample, compiled["warps"], ratio, load, machine) for sample in samples]
+    scored = [scoreboard(one, compiled["warps"], ratio, load, machine) for one in samples]
     alone = work * statistics.fmean(cycles for cycles, _ in scored)
     pipes = {name: work * statistics.fmean(busy[name] for _, busy in scored) for name in scored[0][1]}
     pipes["issue"] += START
-    most = -(-number // machine.multiprocessors)  # CTAs of the busiest SM
+    most = -(-number // machine.multi_processor_count)  # CTAs of the busiest SM
     candidates = {
         "latency": -(-most // resident) * (alone + LIFE) / machine.hertz,
         **{name: most * cycles / machine.hertz for name, cycles in pipes.items()},
         "HBM": hbm / machine.hbm,
-        "L2": l2 / (L2_BYTES * machine.multiprocessors * machine.hertz),
+        "L2": l2 / (L2_BYTES * machine.multi_processor_count * machine.hertz),
     }
     bound = max(candidates, key=candidates.get)
     seconds = sum(value**OVERLAP for value in candidates.values()) ** (1 / OVERLAP) + BEGIN
     shares = {name: round(value / seconds, 3) for name, value in candidates.items()}
-    return Estimate(seconds, bound, shares, number / (machine.multiprocessors * resident), hbm, round(l2))
+    waves = number / (machine.multi_processor_count * resident)
+    return Estimate(seconds, bound, shares, waves, hbm, round(l2))
 
 
 def moved(size: int, ctas: int, read: float, written: float, in_part: float, bytes_written: float) -> float:
@@ -130,36 +133,34 @@ def moved(size: int, ctas: int, read: float, written: float, in_part: float, byt
     return reads + writes
 
 
-def _samples(launch, arch: int) -> tuple[list[tuple], float, list[tuple]]:
-    """Return (program, counts, trace) of some CTAs, the average work of a CTA as a part of theirs, and the traffic.
+def _samples(launch, arch: int) -> tuple[list[Program], float, list[tuple]]:
+    """Return traced programs of some CTAs, the average work of a CTA as a part of theirs, and the traffic.
 
     The traffic is, for each tensor, its bytes and the averages per CTA of `Program.traffic`.
     """
     kernel, real, number = launches.compiled(launch, arch), counters.materialised(launch), math.prod(launch.grid)
 
-    def execute(cta: int, traced: bool):
-        fresh = kernel.fresh()
-        if traced:
-            fresh.program.trace()
-        else:
-            fresh.program.traffic()
-        launches.run(real, arch, checks=False, only=range(cta, cta + 1), kernel=fresh)
-        return fresh.program, fresh.program.counts(), fresh.program.trace() if traced else None
+    def executed(start: Callable[[Program], object], ctas: set[int]) -> list[Program]:
+        """Execute each CTA by a program of its own, which `start` makes trace or count."""
+        programs = []
+        for cta in sorted(ctas):
+            fresh = kernel.fresh()
+            start(fresh.program)
+            launches.run(real, arch, checks=False, only=range(cta, cta + 1), kernel=fresh)
+            programs.append(fresh.program)
+        return programs
 
-    found = [execute(cta, True) for cta in sorted({min(int(share * number), number - 1) for share in _SAMPLES})]
-    counted = [
-        execute(cta, False) for cta in sorted({int((k + 0.5) * _GOLDEN % 1.0 * number) for k in range(_COUNTED)})
-    ]
+    def instructions(programs: list[Program]) -> float:
+        return statistics.fmean(sum(one.executed for one in program.counts()) for program in programs)
 
-    def mean(samples) -> float:
-        return statistics.fmean(counters.summary(counted)["emulated_instructions"] for _, counted, _ in samples)
-
-    traffic = sum(program.traffic() for program, _, _ in counted) / len(counted)
-    made = kernels.packed(kernel, [real.arguments.get(name) for name in kernel.signature])
+    traced = executed(Program.trace, {min(int(share * number), number - 1) for share in _SAMPLES})
+    counted = executed(Program.traffic, {int((k + 0.5) * _GOLDEN % 1.0 * number) for k in range(_COUNTED)})
+    traffic = sum(program.traffic() for program in counted) / len(counted)
+    made = kernel.packed([real.arguments.get(name) for name in kernel.signature])
     tensors = [t for t in real.arguments.values() if isinstance(t, Tensor)]
     dense = {(t.data_ptr(), elements(t) * t.element_size()): t.numel() * t.element_size() for t in tensors}
     sizes = [dense.get(place, place[1]) for place in made.regions]
-    return found, mean(counted) / mean(found), list(zip(sizes, traffic.tolist()))
+    return traced, instructions(counted) / instructions(traced), list(zip(sizes, traffic.tolist()))
 
 
 class _Cost(NamedTuple):
@@ -175,16 +176,16 @@ class _Cost(NamedTuple):
 
 
 def scoreboard(
-    program, counted, trace, warps: int, ratio: float, load: float, machine: Machine
+    program: Program, warps: int, ratio: float, load: float, machine: Machine
 ) -> tuple[float, dict[str, float]]:
-    """Return (cycles of a CTA alone, cycles that it keeps each pipe busy) of one CTA's instructions in order."""
-    costs = [_cost(s, c, warps, ratio, load, machine) for s, c in zip(program.kernel.statements, counted)]
+    """Return (cycles of a CTA alone, cycles that it keeps each pipe busy) of one traced CTA's instructions in order."""
+    costs = [_cost(s, c, warps, ratio, load, machine) for s, c in zip(program.kernel.statements, program.counts())]
     ready: dict[int, float] = defaultdict(float)
     free = dict.fromkeys(("tensor", "MUFU", "shared", "ALU"), 0.0)
     busy = dict.fromkeys(("issue", *free), 0.0)
     copies: list[float] = []  # when each group of copies arrives
     issued = arrives = stored = 0.0
-    for at in trace:
+    for at in program.trace():
         targets, sources, predicate = program.registers[at]
         cost = costs[at]
         if cost.kind == "wgmma":  # a chain of products on one accumulator is ordered by the tensor cores
@@ -214,13 +215,13 @@ def scoreboard(
     return max(issued, stored, *ready.values(), *free.values()), busy
 
 
-def _operand_cycles(statement, warps: int, machine: Machine) -> float:
+def _operand_cycles(statement, warps: int) -> float:
     """Cycles in which a wgmma reads its operands from shared memory: B, and A unless it lies in registers."""
     parts = statement.opcode.split(".")
     n, k = _columns_and_depth(parts[4])
     rows = 0 if isinstance(statement.operands[1], Vector) else 64
     size = {"tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}.get(parts[-1], 2)
-    return size * k * (n + rows) * max(warps // 4, 1) / machine.shared
+    return size * k * (n + rows) * max(warps // 4, 1) / SHARED_BYTES
 
 
 def _columns_and_depth(shape: str) -> tuple[int, int]:
@@ -244,18 +245,17 @@ def _cost(statement, counted, warps: int, ratio: float, load: float, machine: Ma
     if root == "wgmma":
         n, k = _columns_and_depth(parts[3])
         double = 2 if parts[-1] == "tf32" else 1
-        cycles = double * 2.0 * 64 * n * k * max(warps // 4, 1) / machine.tensor
-        operands = _operand_cycles(statement, warps, machine)
-        return _Cost("wgmma", slots, "tensor", cycles, _WGMMA, operands=operands)
+        cycles = double * 2.0 * 64 * n * k * max(warps // 4, 1) / machine.tensor_flops
+        return _Cost("wgmma", slots, "tensor", cycles, _WGMMA, operands=_operand_cycles(statement, warps))
     if root == "mma":
         m, n, k = 16, 8, int(parts[2].rsplit("k", 1)[1])
         double = 2 if "tf32" in parts else 1
-        rate = machine.tensor * (0.62 if machine.arch == 90 else 1.0)  # of wgmma's rate, on sm_90
+        rate = machine.tensor_flops * (0.62 if machine.arch == 90 else 1.0)  # of wgmma's rate, on sm_90
         return _Cost("mma", slots, "tensor", double * 2.0 * m * n * k * warps / rate, latency)
     if root in _HALF_RATE and (root in ("min", "max", "setp", "selp", "cvt") or parts[-1] not in _FULL_RATE_TYPES):
         return _Cost(root, slots, "ALU", 2 * slots, latency)
     if root in _MUFU:
-        return _Cost(root, slots, "MUFU", LANES * warps / machine.mufu, latency)
+        return _Cost(root, slots, "MUFU", LANES * warps / MUFU_RESULTS, latency)
     if root in ("bar", "barrier"):
         return _Cost("bar", slots, latency=latency)
     if root in ("ld", "st", "ldmatrix", "stmatrix") and "param" not in parts:

@@ -131,9 +131,9 @@ def own_shared(reported: int, arch: int) -> int:
 
 def blocks_per_sm(registers: int, shared: int, warps: int, arch: int) -> int:
     """CTAs that fit on one SM at once."""
-    device = machines.device(arch)
+    shared_bytes, blocks, threads = machines.LIMITS[arch]
     per_warp = -(-registers // machines.REGISTER_GRAIN) * machines.REGISTER_GRAIN * machines.LANES
     per_warp = -(-per_warp // machines.WARP_REGISTER_GRAIN) * machines.WARP_REGISTER_GRAIN
     by_registers = machines.REGISTERS // (max(per_warp, 1) * warps)
-    by_shared = device.shared_memory_per_multiprocessor // (shared + machines.RESERVED_SHARED_BYTES)
-    return min(by_registers, by_shared, device.warps_per_multiprocessor // warps, device.blocks_per_multiprocessor)
+    by_shared = (shared_bytes + machines.RESERVED_SHARED_BYTES) // (shared + machines.RESERVED_SHARED_BYTES)
+    return min(by_registers, by_shared, threads // machines.LANES // warps, blocks)

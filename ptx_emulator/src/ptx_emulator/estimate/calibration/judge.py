@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ...machines import MACHINES
@@ -25,7 +25,6 @@ class Judged(NamedTuple):
 
     row: PublishedTime
     ratio: float
-    held_back: bool
     bound: str
 
 
@@ -42,42 +41,24 @@ def estimated(row: PublishedTime) -> Estimate:
     """Estimate a row's launch."""
     machine = MACHINES[row.machine]
     make = getattr(kernels, row.kernel)
-    options = [{"tile": tile} for tile in TILES] if row.kernel == "flash" else [row.options]
+    options = [{"tile": tile} for tile in TILES] if row.kernel == "flash" else [{}]
     launches = [make(row.dtype, *row.sizes, **one) for one in options]
     found = [estimate(launch, machine) for launch in launches]
     return min(found, key=lambda one: one.seconds)
 
 
-def judged(estimated: Callable[[PublishedTime], Estimate] = estimated) -> Iterator[Judged]:
-    """Yield every published row with its estimate."""
-    held = held_back()
-    for at, row in enumerate(ROWS):
+def judged(rows: Iterable[PublishedTime]) -> Iterator[Judged]:
+    """Yield published rows with their estimates."""
+    for row in rows:
         found = estimated(row)
         seconds = found.seconds + (EVENTS if row.how == "events" else 0.0)
-        yield Judged(row, 1e6 * seconds / row.microseconds, at in held, found.bound)
+        yield Judged(row, 1e6 * seconds / row.microseconds, found.bound)
 
 
-class Chosen(NamedTuple):
-    """The tile that the estimate holds for the fastest of those published for a size.
-
-    slower: its measured time over the fastest tile's. ratios: estimated over measured time, of every tile.
-    """
-
-    tile: tuple[int, ...]
-    slower: float
-    ratios: list[float]
-
-
-def chosen(sizes: tuple[int, ...], measured: dict[tuple[int, ...], float]) -> Chosen:
-    """The estimate's choice for a size of `TILED`."""
-    machine, times = MACHINES["H100"], {}
-    for tile in measured:
-        launch = kernels.product("float16", *sizes, tile=tile, turned=True)
-        found = estimate(launch, machine)
-        times[tile] = 1e6 * (found.seconds + EVENTS)
-    best = min(times, key=times.get)
-    ratios = [times[tile] / us for tile, us in measured.items()]
-    return Chosen(best, measured[best] / min(measured.values()), ratios)
+def fastest(rows: list[Judged]) -> tuple[Judged, float]:
+    """Return the row with the least estimated time, and its measured time over the least measured time."""
+    best = min(rows, key=lambda one: one.ratio * one.row.microseconds)
+    return best, best.row.microseconds / min(one.row.microseconds for one in rows)
 
 
 def errors(ratios: Iterable[float]) -> tuple[float, float]:

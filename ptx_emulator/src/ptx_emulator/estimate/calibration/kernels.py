@@ -86,19 +86,9 @@ def _swiglu_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _product_kernel(
-    a_ptr,
-    b_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    stride_bk,
-    stride_bn,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+    a_ptr, b_ptr, c_ptr, M, N, K, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """C [M,N] = A [M,K] B [K,N]; programs in groups of GROUP rows of blocks, which share B's columns in L2."""
     program = tl.program_id(0)
     blocks_m, blocks_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -201,18 +191,19 @@ def swiglu(dtype: str, rows: int, width: int) -> Launch:
     return _rows(_swiglu_kernel, rows, width, _empty(dtype, "x", rows, 2 * width) | _empty(dtype, "out", rows, width))
 
 
-def product(
-    dtype: str,
-    m: int,
-    n: int,
-    k: int,
-    tile: tuple[int, int, int, int, int] = (128, 256, 64, 8, 3),
-    turned: bool = False,
-) -> Launch:
-    """tile: rows, columns, depth, warps, stages. turned: B lies as [N,K], as a linear layer's weight does."""
+def product(dtype: str, m: int, n: int, k: int) -> Launch:
+    return _product(dtype, m, n, k, (128, 256, 64, 8, 3), n, 1)
+
+
+def linear(dtype: str, m: int, n: int, k: int, *tile: int) -> Launch:
+    """Return a product whose B lies as [N,K], as a linear layer's weight does."""
+    return _product(dtype, m, n, k, tile, 1, k)
+
+
+def _product(dtype: str, m: int, n: int, k: int, tile: tuple[int, ...], stride_bk: int, stride_bn: int) -> Launch:
+    """tile: rows, columns, depth, warps, stages."""
     block_m, block_n, block_k, warps, stages = tile
     tensors = _empty(dtype, "a", m, k) | _empty(dtype, "b", k, n) | _empty(dtype, "c", m, n)
-    stride_bk, stride_bn = (1, k) if turned else (n, 1)
     arguments = {**tensors, "M": m, "N": n, "K": k, "stride_bk": stride_bk, "stride_bn": stride_bn}
     arguments |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": 8}
     return _launch(_product_kernel, (-(-m // block_m) * -(-n // block_n),), arguments, warps, stages)
