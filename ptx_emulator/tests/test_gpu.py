@@ -1,7 +1,5 @@
 """`ptx_emulator.gpu`: Triton's own launch path on CPU tensors."""
 
-import concurrent.futures
-
 import pytest
 import torch
 import triton
@@ -103,37 +101,6 @@ def test_the_time_model_takes_a_launch():
         log.launches[0].estimate("H300")
 
 
-class Doubled(torch.autograd.Function):
-    """A program that calls a kernel on tensors made elsewhere."""
-
-    @staticmethod
-    def forward(ctx, x):
-        assert x.is_cuda and x.device.type == "cuda"
-        out = torch.empty(x.shape, device=x.device)
-        add_kernel[(4,)](x, x, out, x.numel(), BLOCK=256)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        assert grad.is_cuda
-        return Doubled.forward(ctx, grad.contiguous().to("cuda:0"))
-
-
-def test_cuda_as_the_cpu():
-    with ptx_emulator.gpu(90, cuda=True):
-        x = torch.randn(1024, device="cuda", requires_grad=True)
-        module = torch.nn.Linear(1024, 2).to(torch.device("cuda", 0))
-        out = module(Doubled.apply(x))
-        out.sum().backward()
-        assert out.device == torch.device("cuda", 0) == x.grad.device
-        (again,) = torch.autograd.grad(Doubled.apply(x).sum(), x)
-        with torch.cuda.device(x.device), torch.device("cuda"):
-            assert torch.zeros(3).is_cuda and torch.zeros(3).cpu().device.type == "cpu"
-        torch.randn(3, generator=torch.Generator(device="cuda").manual_seed(1), device=x.device)
-    assert x.device.type == "cpu" and torch.equal(again, torch.full((1024,), 2.0))
-    assert torch.allclose(x.grad, 2 * module.weight.sum(0))
-
-
 def test_an_access_beside_a_view_says_that_it_is_inside_the_storage():
     whole, out = torch.randn(2048), torch.empty(1024)
     view = whole[512:1024]
@@ -153,35 +120,3 @@ def test_an_access_beside_a_view_says_that_it_is_inside_the_storage():
         pass
     with pytest.raises(ValueError, match="arch: expected one of"), ptx_emulator.gpu(75):
         pass
-
-
-def test_ordinary_training_code_on_the_emulated_gpu(tmp_path):
-    with ptx_emulator.gpu(90, cuda=True):
-        module = torch.nn.Linear(8, 8, device="cuda")
-        x = torch.randn(2, 8, device="cuda", requires_grad=True)
-        for reentrant in (True, False):
-            torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum().backward()
-        assert torch.allclose(x.grad, 2 * module.weight.sum(0))
-        torch.save(module.state_dict(), tmp_path / "state.pt")
-        for place in ("cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, None, lambda data, _: data.cuda()):
-            assert torch.load(tmp_path / "state.pt", map_location=place)["weight"].is_cuda
-        made = torch.cuda.FloatTensor(3)
-        assert isinstance(made, torch.cuda.FloatTensor) and made.type() == "torch.cuda.FloatTensor"
-        assert x.type("torch.cuda.HalfTensor").dtype == torch.float16
-        optimizer, scaler = torch.optim.SGD(module.parameters(), 0.1), torch.amp.GradScaler("cuda")
-        before = module.weight.detach().clone()
-        with torch.autocast("cuda"):
-            assert module(x).dtype == torch.get_autocast_dtype("cuda") == torch.float16
-        scaler.scale(module(x).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert not torch.equal(before, module.weight)
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            assert pool.submit(lambda: torch.ones(3, device="cuda").is_cuda).result()
-        assert isinstance(torch.cuda.device(0), torch.cuda.device)
-        with pytest.raises(ptx_emulator.PtxError, match="CUDA graphs"):
-            torch.cuda.CUDAGraph()
-        torch.distributed.init_process_group("nccl", f"file://{tmp_path}/store", world_size=1, rank=0)
-        torch.distributed.all_reduce(made.fill_(1))
-        torch.distributed.destroy_process_group()
-    assert not x.is_cuda
