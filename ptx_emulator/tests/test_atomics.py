@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import probe
-from ptx_emulator.parse import PtxError
 from ptx_emulator.program import EmulationError
 
 COVERED = {"atom", "red"}
@@ -197,9 +196,3 @@ def test_updates_race_with_no_update():
 def test_what_is_reported(body, message):
     with pytest.raises(EmulationError, match=message):
         probe.run(SMEM + "\t" + body.replace("$L: ", "$L:\n\t"), shared_bytes=8)
-
-
-@pytest.mark.parametrize("form", ["atom.global.min.f32", "atom.global.add.sat.u32", "atom.shared::cluster.min.f32"])
-def test_what_is_refused(form):
-    with pytest.raises(PtxError, match="form not emulated"):
-        probe.run(f"\t{form} %r1, [%l31], %r2;")

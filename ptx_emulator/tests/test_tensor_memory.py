@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import probe
-from ptx_emulator.parse import PtxError
 from ptx_emulator.program import EmulationError
 from test_products import OPERAND, descriptor, exact, matrices, place, raw
 
@@ -298,24 +297,3 @@ def test_tensor_memory_is_given_back():
         probe.run(ALLOCATED, threads=128, shared_bytes=2 * OPERAND + 64)
     with pytest.raises(EmulationError, match="after it gave up the right"):
         run("\t@%p9 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r201], 64;")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "tcgen05.mma.cta_group::1.kind::i8 [%r1], %l1, %l2, %r2, %p1;",
-        "tcgen05.ld.sync.aligned.16x64b.x1.b32 {%r1}, [%r2];",
-        "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b.b32 {%r1, %r2}, [%r2];",
-        "tcgen05.cp.cta_group::1.128x256b [%r1], %l1;",
-        "mbarrier.try_wait.parity.shared::cluster.b64 %p1, [%r1], 0;",
-        "elect.sync %r1|%p1, 15;",
-        "mapa.u64 %l1, %l2, %r1;",
-        ".reg .b128 %rq<2>;",  # of clusterlaunchcontrol
-        "barrier.cluster.sync;",
-        "max.s32 %r1, %r2, %r3, %r4;",
-        "redux.sync.add.f32 %r1, %r2, -1;",
-    ],
-)
-def test_unknown_forms_are_refused(text):
-    with pytest.raises(PtxError, match="not emulated"):
-        probe.run(f"\t{text}")

@@ -10,7 +10,7 @@ from ...launches import Launch
 
 
 @triton.jit
-def _add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     tl.store(out_ptr + at, tl.load(x_ptr + at, mask=inside) + tl.load(y_ptr + at, mask=inside), mask=inside)
@@ -33,7 +33,7 @@ def _softmax_backward_kernel(y_ptr, dy_ptr, dx_ptr, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _layer_norm_kernel(x_ptr, w_ptr, b_ptr, out_ptr, mean_ptr, rstd_ptr, width, eps, BLOCK: tl.constexpr):
+def layer_norm_kernel(x_ptr, w_ptr, b_ptr, out_ptr, mean_ptr, rstd_ptr, width, eps, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(x_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
@@ -150,7 +150,7 @@ def liger_warps(block: int) -> int:
 
 
 def add(dtype: str, n: int) -> Launch:
-    return _launch(_add_kernel, (-(-n // 1024),), {**_empty(dtype, "x y out", n), "n": n, "BLOCK": 1024}, 4, 1)
+    return _launch(add_kernel, (-(-n // 1024),), {**_empty(dtype, "x y out", n), "n": n, "BLOCK": 1024}, 4, 1)
 
 
 def _rows(kernel, rows: int, width: int, arguments: dict, warps: int | None = None) -> Launch:
@@ -169,7 +169,7 @@ def softmax_backward(dtype: str, rows: int, width: int) -> Launch:
 
 def layer_norm(dtype: str, rows: int, width: int, warps: int | None = None) -> Launch:
     tensors = _empty(dtype, "x out", rows, width) | _empty(dtype, "w b", width) | _empty("float32", "mean rstd", rows)
-    return _rows(_layer_norm_kernel, rows, width, {**tensors, "eps": 1e-5}, warps)
+    return _rows(layer_norm_kernel, rows, width, {**tensors, "eps": 1e-5}, warps)
 
 
 def rms_norm(dtype: str, rows: int, width: int) -> Launch:
