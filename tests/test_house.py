@@ -30,7 +30,7 @@ LEVELS = (
 #: Packages that the files of a folder may import, of those in this tree. The emulator is optional for the harness.
 ARROWS = {
     "retro_kernels": {"retro_kernels"},
-    "ptx_emulator/src": {"ptx_emulator"},
+    "ptx_emulator": {"ptx_emulator"},
     "retro_model": {"retro_model", "retro_kernels"},
     "bench/retro_bench": {"retro_bench", "retro_kernels", "retro_model", "ptx_emulator"},
     "demos/reader/retro_reader": {"retro_reader", "retro_model", "retro_kernels"},

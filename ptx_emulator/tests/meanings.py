@@ -4,6 +4,7 @@ bits).
 
 import functools
 import math
+import operator
 import struct
 from fractions import Fraction
 
@@ -58,12 +59,10 @@ def fused(a, b, c):
 
 def bfe(value, position, length, bits, signed):
     position, length = position & 255, length & 255
-    field = sum(((value >> (position + k)) & 1 if position + k < bits else 0) << k for k in range(min(length, bits)))
-    if signed and length:
-        sign = (value >> min(position + length - 1, bits - 1)) & 1
-        for k in range(bits):
-            if k >= length or position + k >= bits:
-                field = field & ~(1 << k) | (sign << k)
+    kept = min(length, max(bits - position, 0))
+    field = value >> position & ((1 << kept) - 1)
+    if signed and length and value >> min(position + length - 1, bits - 1) & 1:
+        field |= (1 << bits) - (1 << kept)
     return field
 
 
@@ -74,6 +73,16 @@ def prmt(a, b, c):
         byte = source[pick & 7]
         out |= (255 * (byte >> 7) if pick & 8 else byte) << 8 * k
     return out
+
+
+def whole(function, read, write):
+    """Return the function on bits. None: the result is undefined."""
+
+    def on_bits(*bits):
+        found = function(*map(read, bits))
+        return None if found is None else write(found)
+
+    return on_bits
 
 
 def both_halves(function, read, write):
@@ -101,46 +110,62 @@ def unsigned(v, bits):
     return 0 if np.isnan(v) or v <= 0 else min((1 << bits) - 1, int(v) if math.isfinite(v) else 1 << 70)
 
 
+#: type -> (letter of its registers, value of bits, bits of a value)
+TYPES = {
+    f"{prefix}{bits}": (letter, functools.partial(signed, bits=bits) if prefix == "s" else int, mask.__and__)
+    for letter, bits, mask in (("h", 16, M16), ("r", 32, M32), ("l", 64, M64))
+    for prefix in "bsu"
+}
+TYPES |= {"f32": ("r", f32, bits32), "f16": ("h", f16, bits16), "bf16": ("h", lambda v: float(bf16(v)), bits_bf16)}
+TYPES["ftz.f32"] = ("r", lambda v: flushed(f32(v)), lambda v: bits32(flushed(np.float32(v))))
+
+
+def each(opcode, kinds, operands, meaning, target=None):
+    """Return the rows of an instruction that means the same for several types. target: "p", of a comparison."""
+    rows = {}
+    for kind in kinds.split():
+        letter, read, write = TYPES[kind.removesuffix("x2")]
+        if kind.endswith("x2"):
+            letter, result = "r", both_halves(meaning, read, write)
+        else:
+            result = whole(meaning, read, int if target else write)
+        rows[f"{opcode}.{kind}"] = (target or letter, operands * letter, result)
+    return rows
+
+
 INTEGER = {
-    "add.s32": ("r", "rr", lambda a, b: (a + b) & M32),
-    "add.s64": ("l", "ll", lambda a, b: (a + b) & M64),
-    "sub.s32": ("r", "rr", lambda a, b: (a - b) & M32),
-    "sub.s64": ("l", "ll", lambda a, b: (a - b) & M64),
-    "mul.lo.s32": ("r", "rr", lambda a, b: a * b & M32),
-    "mul.lo.s64": ("l", "ll", lambda a, b: a * b & M64),
-    "mul.hi.u32": ("r", "rr", lambda a, b: a * b >> 32),
-    "mul.hi.s32": ("r", "rr", lambda a, b: (s32(a) * s32(b) >> 32) & M32),
+    **each("add", "s16 s32 s64 s16x2", 2, operator.add),
+    **each("sub", "s16 s32 s64", 2, operator.sub),
+    **each("mul.lo", "s16 s32 s64", 2, operator.mul),
+    **each("mul.hi", "s32 u32", 2, lambda a, b: a * b >> 32),
+    **each("mul.hi", "s64 u64", 2, lambda a, b: a * b >> 64),
+    **each("mad.lo", "s32 s64", 3, lambda a, b, c: a * b + c),
+    **each("div", "s32 u32 s64", 2, lambda a, b: quotient(a, b) if b else None),
+    **each("rem", "s32 u32 s64", 2, lambda a, b: a - b * quotient(a, b) if b else None),
+    **each("min", "s32 u32 s64 s16x2", 2, min),
+    **each("max", "s32 u32 s64 u16x2", 2, max),
+    **each("min.relu", "s32", 2, lambda a, b: max(min(a, b), 0)),
+    **each("max.relu", "s32", 2, lambda a, b: max(a, b, 0)),
+    **each("neg", "s32 s64", 1, operator.neg),
+    **each("abs", "s32 s64", 1, abs),
+    **each("and", "b32 b64", 2, operator.and_),
+    **each("or", "b16 b32", 2, operator.or_),
+    **each("xor", "b32 b64", 2, operator.xor),
+    **each("not", "b32 b64", 1, operator.invert),
+    **each("mov", "b32", 1, int),
+    **each("setp.eq", "b16", 2, operator.eq, "p"),
+    **each("setp.lt", "s32 u32", 2, operator.lt, "p"),
+    **each("setp.gt", "s64", 2, operator.gt, "p"),
+    **each("setp.lo", "u32", 2, operator.lt, "p"),
+    **each("setp.ls", "u32", 2, operator.le, "p"),
+    **each("setp.hi", "u32", 2, operator.gt, "p"),
+    **each("setp.hs", "u32", 2, operator.ge, "p"),
     "mul.wide.s32": ("l", "rr", lambda a, b: s32(a) * s32(b) & M64),
     "mul.wide.u32": ("l", "rr", lambda a, b: a * b),
-    "mad.lo.s32": ("r", "rrr", lambda a, b, c: (a * b + c) & M32),
-    "mad.lo.s64": ("l", "lll", lambda a, b, c: (a * b + c) & M64),
     "mad.wide.s32": ("l", "rrl", lambda a, b, c: (s32(a) * s32(b) + c) & M64),
     "mad.wide.u32": ("l", "rrl", lambda a, b, c: (a * b + c) & M64),
-    "div.s32": ("r", "rr", lambda a, b: quotient(s32(a), s32(b)) & M32 if b else None),
-    "div.u32": ("r", "rr", lambda a, b: a // b if b else None),
-    "div.s64": ("l", "ll", lambda a, b: quotient(s64(a), s64(b)) & M64 if b else None),
-    "rem.s32": ("r", "rr", lambda a, b: (s32(a) - s32(b) * quotient(s32(a), s32(b))) & M32 if b else None),
-    "rem.s64": ("l", "ll", lambda a, b: (s64(a) - s64(b) * quotient(s64(a), s64(b))) & M64 if b else None),
-    "min.s32": ("r", "rr", lambda a, b: min(s32(a), s32(b)) & M32),
-    "max.s32": ("r", "rr", lambda a, b: max(s32(a), s32(b)) & M32),
-    "min.u32": ("r", "rr", min),
-    "max.u32": ("r", "rr", max),
-    "min.s64": ("l", "ll", lambda a, b: min(s64(a), s64(b)) & M64),
-    "max.s64": ("l", "ll", lambda a, b: max(s64(a), s64(b)) & M64),
-    "min.relu.s32": ("r", "rr", lambda a, b: max(min(s32(a), s32(b)), 0)),
-    "max.relu.s32": ("r", "rr", lambda a, b: max(s32(a), s32(b), 0)),
-    "min.s16x2": ("r", "rr", lambda a, b: min(a & M16, b & M16, key=s16) | min(a >> 16, b >> 16, key=s16) << 16),
-    "max.u16x2": ("r", "rr", lambda a, b: max(a & M16, b & M16) | max(a >> 16, b >> 16) << 16),
-    "add.s16x2": ("r", "rr", lambda a, b: (a + b) & M16 | ((a >> 16) + (b >> 16) & M16) << 16),
-    "neg.s32": ("r", "r", lambda a: -a & M32),
-    "abs.s32": ("r", "r", lambda a: abs(s32(a)) & M32),
-    "and.b32": ("r", "rr", lambda a, b: a & b),
-    "and.b64": ("l", "ll", lambda a, b: a & b),
     "and.pred": ("p", "pp", lambda a, b: int(bool(a & M32) and bool(b & M32))),
-    "or.b16": ("h", "hh", lambda a, b: a | b),
     "or.pred": ("p", "pp", lambda a, b: int(bool(a & M32) or bool(b & M32))),
-    "xor.b32": ("r", "rr", lambda a, b: a ^ b),
-    "not.b32": ("r", "r", lambda a: ~a & M32),
     "not.pred": ("p", "p", lambda a: int(not a & M32)),
     "shl.b32": ("r", "rr", lambda a, b: a << b & M32 if b < 32 else 0),
     "shl.b64": ("l", "lr", lambda a, b: a << b & M64 if b < 64 else 0),
@@ -161,27 +186,7 @@ INTEGER = {
     "shf.r.clamp.b32": ("r", "rrr", lambda a, b, c: ((b << 32 | a) >> min(c, 32)) & M32),
     "selp.b32": ("r", "rrp", lambda a, b, c: a if c & M32 else b),
     "selp.b64": ("l", "llp", lambda a, b, c: a if c & M32 else b),
-    "setp.lt.s32": ("p", "rr", lambda a, b: int(s32(a) < s32(b))),
-    "setp.lt.u32": ("p", "rr", lambda a, b: int(a < b)),
-    "setp.hs.u32": ("p", "rr", lambda a, b: int(a >= b)),
-    "setp.gt.s64": ("p", "ll", lambda a, b: int(s64(a) > s64(b))),
-    "setp.eq.b16": ("p", "hh", lambda a, b: int(a == b)),
-    "setp.lo.u32": ("p", "rr", lambda a, b: int(a < b)),
-    "setp.ls.u32": ("p", "rr", lambda a, b: int(a <= b)),
-    "setp.hi.u32": ("p", "rr", lambda a, b: int(a > b)),
-    "mov.b32": ("r", "r", lambda a: a),
-    "mul.hi.u64": ("l", "ll", lambda a, b: a * b >> 64),
-    "mul.hi.s64": ("l", "ll", lambda a, b: (s64(a) * s64(b) >> 64) & M64),
-    "mul.lo.s16": ("h", "hh", lambda a, b: a * b & M16),
-    "add.s16": ("h", "hh", lambda a, b: (a + b) & M16),
-    "sub.s16": ("h", "hh", lambda a, b: (a - b) & M16),
-    "rem.u32": ("r", "rr", lambda a, b: a % b if b else None),
-    "neg.s64": ("l", "l", lambda a: -a & M64),
-    "abs.s64": ("l", "l", lambda a: abs(s64(a)) & M64),
     "xor.pred": ("p", "pp", lambda a, b: int(bool(a & M32) != bool(b & M32))),
-    "or.b32": ("r", "rr", lambda a, b: a | b),
-    "xor.b64": ("l", "ll", lambda a, b: a ^ b),
-    "not.b64": ("l", "l", lambda a: ~a & M64),
     "shr.u64": ("l", "lr", lambda a, b: a >> b if b < 64 else 0),
     "bfe.s64": ("l", "lrr", lambda a, b, c: bfe(a, b, c, 64, True)),
     "popc.b64": ("r", "l", lambda a: a.bit_count()),
@@ -219,44 +224,49 @@ def directed(*operands, direction):
 
 
 FLOAT = {
+    **each("add", "f32 ftz.f32 f16 bf16 f16x2 bf16x2", 2, operator.add),
+    **each("sub", "f32 ftz.f32 bf16x2", 2, operator.sub),
+    **each("mul", "f32 ftz.f32 f16 bf16x2", 2, operator.mul),
+    **each("fma.rn", "f32 ftz.f32 bf16 bf16x2", 3, lambda a, b, c: np.float64(a) * np.float64(b) + np.float64(c)),
+    **each("div.full", "f32", 2, operator.truediv),
+    **each("min", "f32 ftz.f32", 2, np.fmin),
+    **each("max", "f32", 2, np.fmax),
+    **each("min", "f16", 2, least),
+    **each("max", "bf16 f16x2", 2, most),
+    **each("min.NaN", "f32", 2, np.minimum),
+    **each("max.NaN", "f32", 2, np.maximum),
+    **each("neg", "f32 ftz.f32 bf16", 1, operator.neg),
+    **each("abs", "f32 ftz.f32 f16x2", 1, abs),
+    **each("ex2.approx", "f32 ftz.f32", 1, np.exp2),
+    **each("lg2.approx", "f32 ftz.f32", 1, np.log2),
+    **each("rcp.rn", "f32", 1, lambda a: np.float32(1) / a),
+    **each("rcp.approx", "ftz.f32", 1, lambda a: np.float32(1) / a),
+    **each("sqrt.rn", "f32", 1, np.sqrt),
+    **each("sqrt.approx", "ftz.f32", 1, np.sqrt),
+    **each("rsqrt.approx", "f32 ftz.f32", 1, lambda a: np.float32(1) / np.sqrt(a)),
+    **each("sin.approx", "f32", 1, np.sin),
+    **each("cos.approx", "ftz.f32", 1, np.cos),
+    **each("tanh.approx", "f32", 1, np.tanh),
+    **each("setp.eq", "ftz.f32", 2, operator.eq, "p"),
+    **each("setp.ne", "f32", 2, lambda a, b: a < b or a > b, "p"),
+    **each("setp.lt", "f32", 2, operator.lt, "p"),
+    **each("setp.le", "bf16", 2, operator.le, "p"),
+    **each("setp.gt", "f16", 2, operator.gt, "p"),
+    **each("setp.equ", "f32", 2, lambda a, b: not (a < b or a > b), "p"),
+    **each("setp.neu", "f32", 2, operator.ne, "p"),
+    **each("setp.ltu", "f32", 2, lambda a, b: not a >= b, "p"),
+    **each("setp.leu", "f32", 2, lambda a, b: not a > b, "p"),
+    **each("setp.gtu", "f32", 2, lambda a, b: not a <= b, "p"),
+    **each("setp.geu", "f32", 2, lambda a, b: not a < b, "p"),
+    **each("setp.num", "f32", 2, lambda a, b: a == a and b == b, "p"),
+    **each("setp.nan", "f32", 2, lambda a, b: a != a or b != b, "p"),
     "add.rz.f32": ("r", "rr", lambda a, b: directed(f32(a), 1.0, f32(b), direction=0)),
     "sub.rm.f32": ("r", "rr", lambda a, b: directed(f32(a), 1.0, -f32(b), direction=-1)),
     "mul.rp.f32": ("r", "rr", lambda a, b: directed(f32(a), f32(b), 0.0, direction=1)),
     "fma.rm.f32": ("r", "rrr", lambda a, b, c: directed(f32(a), f32(b), f32(c), direction=-1)),
-    "sin.approx.f32": ("r", "r", lambda a: bits32(np.sin(f32(a)))),
-    "cos.approx.ftz.f32": ("r", "r", lambda a: bits32(np.cos(flushed(f32(a))))),
-    "tanh.approx.f32": ("r", "r", lambda a: bits32(np.tanh(f32(a)))),
     "copysign.f32": ("r", "rr", lambda a, b: b & 0x7FFFFFFF | a & 0x80000000),
-    "add.f32": ("r", "rr", lambda a, b: bits32(f32(a) + f32(b))),
-    "add.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) + flushed(f32(b))))),
-    "sub.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) - flushed(f32(b))))),
-    "fma.rn.ftz.f32": ("r", "rrr", lambda *bits: bits32(flushed(fused(*(flushed(f32(v)) for v in bits))))),
-    "min.ftz.f32": ("r", "rr", lambda a, b: bits32(np.fmin(flushed(f32(a)), flushed(f32(b))))),
-    "min.NaN.f32": ("r", "rr", lambda a, b: bits32(np.minimum(f32(a), f32(b)))),
     "max.xorsign.abs.f32": ("r", "rr", lambda a, b: bits32(np.fmax(abs(f32(a)), abs(f32(b)))) | (a ^ b) & 1 << 31),
     "min.xorsign.abs.f32": ("r", "rr", lambda a, b: bits32(np.fmin(abs(f32(a)), abs(f32(b)))) | (a ^ b) & 1 << 31),
-    "neg.ftz.f32": ("r", "r", lambda a: bits32(-flushed(f32(a)))),
-    "abs.ftz.f32": ("r", "r", lambda a: bits32(abs(flushed(f32(a))))),
-    "ex2.approx.f32": ("r", "r", lambda a: bits32(np.exp2(f32(a)))),
-    "lg2.approx.f32": ("r", "r", lambda a: bits32(np.log2(f32(a)))),
-    "rcp.rn.f32": ("r", "r", lambda a: bits32(np.float32(1) / f32(a))),
-    "rsqrt.approx.ftz.f32": ("r", "r", lambda a: bits32(np.float32(1) / np.sqrt(flushed(f32(a))))),
-    "sqrt.approx.ftz.f32": ("r", "r", lambda a: bits32(np.sqrt(flushed(f32(a))))),
-    "min.f16": ("h", "hh", lambda a, b: bits16(least(f16(a), f16(b)))),
-    "max.bf16": ("h", "hh", lambda a, b: bits_bf16(most(bf16(a), bf16(b)))),
-    "max.f16x2": ("r", "rr", both_halves(most, f16, bits16)),
-    "neg.bf16": ("h", "h", lambda a: bits_bf16(-bf16(a))),
-    "abs.f16x2": ("r", "r", both_halves(abs, f16, bits16)),
-    "sub.bf16x2": ("r", "rr", both_halves(lambda a, b: float(a) - float(b), bf16, bits_bf16)),
-    "mul.f16": ("h", "hh", lambda a, b: bits16(f16(a) * f16(b))),
-    "mul.bf16x2": ("r", "rr", both_halves(lambda a, b: float(a) * float(b), bf16, bits_bf16)),
-    "setp.eq.ftz.f32": ("p", "rr", lambda a, b: int(flushed(f32(a)) == flushed(f32(b)))),
-    "setp.equ.f32": ("p", "rr", lambda a, b: int(not (f32(a) < f32(b) or f32(a) > f32(b)))),
-    "setp.ltu.f32": ("p", "rr", lambda a, b: int(not f32(a) >= f32(b))),
-    "setp.leu.f32": ("p", "rr", lambda a, b: int(not f32(a) > f32(b))),
-    "setp.gtu.f32": ("p", "rr", lambda a, b: int(not f32(a) <= f32(b))),
-    "setp.gt.f16": ("p", "hh", lambda a, b: int(f16(a) > f16(b))),
-    "setp.le.bf16": ("p", "hh", lambda a, b: int(bf16(a) <= bf16(b))),
     "cvt.rni.s32.f32": ("r", "r", lambda a: integral(f32(a), round, 31)),
     "cvt.rmi.s32.f32": ("r", "r", lambda a: integral(f32(a), math.floor, 31)),
     "cvt.rpi.s64.f32": ("l", "r", lambda a: integral(f32(a), math.ceil, 63)),
@@ -265,27 +275,6 @@ FLOAT = {
     "cvt.rpi.f32.f32": ("r", "r", lambda a: bits32(np.ceil(f32(a)))),
     "cvt.rzi.ftz.f32.f32": ("r", "r", lambda a: bits32(np.trunc(flushed(f32(a))))),
     "cvt.sat.f32.f32": ("r", "r", lambda a: bits32(min(max(f32(a), 0), 1) + 0.0 if not np.isnan(f32(a)) else 0)),
-    "sub.f32": ("r", "rr", lambda a, b: bits32(f32(a) - f32(b))),
-    "mul.f32": ("r", "rr", lambda a, b: bits32(f32(a) * f32(b))),
-    "mul.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) * flushed(f32(b))))),
-    "fma.rn.f32": ("r", "rrr", lambda *bits: bits32(fused(*map(f32, bits)))),
-    "div.full.f32": ("r", "rr", lambda a, b: bits32(f32(a) / f32(b))),
-    "min.f32": ("r", "rr", lambda a, b: bits32(np.fmin(f32(a), f32(b)))),
-    "max.f32": ("r", "rr", lambda a, b: bits32(np.fmax(f32(a), f32(b)))),
-    "max.NaN.f32": ("r", "rr", lambda a, b: bits32(np.maximum(f32(a), f32(b)))),
-    "neg.f32": ("r", "r", lambda a: bits32(-f32(a))),
-    "abs.f32": ("r", "r", lambda a: bits32(abs(f32(a)))),
-    "ex2.approx.ftz.f32": ("r", "r", lambda a: bits32(flushed(np.exp2(flushed(f32(a)))))),
-    "lg2.approx.ftz.f32": ("r", "r", lambda a: bits32(np.log2(flushed(f32(a))))),
-    "rcp.approx.ftz.f32": ("r", "r", lambda a: bits32(flushed(np.float32(1) / flushed(f32(a))))),
-    "sqrt.rn.f32": ("r", "r", lambda a: bits32(np.sqrt(f32(a)))),
-    "rsqrt.approx.f32": ("r", "r", lambda a: bits32(np.float32(1) / np.sqrt(f32(a)))),
-    "setp.lt.f32": ("p", "rr", lambda a, b: int(f32(a) < f32(b))),
-    "setp.ne.f32": ("p", "rr", lambda a, b: int(f32(a) != f32(b) and not np.isnan(f32(a) + f32(b)))),
-    "setp.neu.f32": ("p", "rr", lambda a, b: int(f32(a) != f32(b))),
-    "setp.geu.f32": ("p", "rr", lambda a, b: int(not f32(a) < f32(b))),
-    "setp.num.f32": ("p", "rr", lambda a, b: int(not (np.isnan(f32(a)) or np.isnan(f32(b))))),
-    "setp.nan.f32": ("p", "rr", lambda a, b: int(np.isnan(f32(a)) or np.isnan(f32(b)))),
     "cvt.rzi.s32.f32": ("r", "r", lambda a: integral(f32(a), math.trunc, 31)),
     "cvt.rn.bf16.f32": ("h", "r", lambda a: bits_bf16(f32(a))),
     "cvt.rn.f16.f32": ("h", "r", lambda a: bits16(f32(a))),
@@ -294,13 +283,7 @@ FLOAT = {
     "cvt.rna.tf32.f32": ("r", "r", lambda a: (a + 0x1000) & 0xFFFFE000 if math.isfinite(f32(a)) else a),
     "cvt.f32.bf16": ("r", "h", lambda a: bits32(bf16(a))),
     "cvt.f32.f16": ("r", "h", lambda a: bits32(f16(a))),
-    "add.f16": ("h", "hh", lambda a, b: bits16(f16(a) + f16(b))),
-    "add.bf16": ("h", "hh", lambda a, b: bits_bf16(float(bf16(a)) + float(bf16(b)))),
     "add.rn.f32.bf16": ("r", "hr", lambda a, c: bits32(bf16(a) + f32(c))),
     "sub.f32.f16": ("r", "hr", lambda a, c: bits32(np.float32(f16(a)) - f32(c))),
     "fma.rn.f32.f16": ("r", "hhr", lambda a, b, c: bits32(float(f16(a)) * float(f16(b)) + float(f32(c)))),
-    "add.f16x2": ("r", "rr", both_halves(lambda a, b: a + b, f16, bits16)),
-    "add.bf16x2": ("r", "rr", both_halves(lambda a, b: float(a) + float(b), bf16, bits_bf16)),
-    "fma.rn.bf16": ("h", "hhh", lambda a, b, c: bits_bf16(float(bf16(a)) * float(bf16(b)) + float(bf16(c)))),
-    "fma.rn.bf16x2": ("r", "rrr", both_halves(lambda a, b, c: float(a) * float(b) + float(c), bf16, bits_bf16)),
 }

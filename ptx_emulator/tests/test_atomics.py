@@ -26,25 +26,28 @@ THREADS = 64
 SMEM = "\tmov.b32 %r200, smem;\n"
 
 
-def cell(letter, bits, place="shared", address="%r200"):
-    """One thread sets a cell to 5, behind a barrier; then the updates go to it."""
+PLACES = {"shared": "%r200", "global": "%l31+8"}
+
+
+def cell(space="shared", letter="r", bits=32, value=5, barrier="bar.sync 0;"):
+    """One thread sets a cell to a value, behind a barrier; then the updates go to it."""
     return f"""
 	mov.b32 %r200, smem;
 	setp.eq.s32 %p9, %r300, 0;
-	mov.b{bits} %{letter}8, 5;
-	@%p9 st.{place}.b{bits} [{address}], %{letter}8;
-	bar.sync 0;
+	mov.b{bits} %{letter}8, {value};
+	@%p9 st.{space}.b{bits} [{PLACES[space]}], %{letter}8;
+	{barrier}
 """
 
 
-def updates(how, kind, space, *, opcode="atom", after=""):
+def updates(how, kind, space, *, opcode="atom"):
     """64 threads update one cell that is 5, each with its own value. Return the old values and the cell."""
     bits, letter = int(kind[1:]), "l" if kind.endswith("64") else "r"
-    place = "%r200" if space == "shared" else "%l31+8"
+    place = PLACES[space]
     target = f"%{letter}2, " if opcode == "atom" else ""
     keep = f"\tst.global.b{bits} [%l34], %{letter}2;\n" if opcode == "atom" else ""
     body = f"""
-{cell(letter, bits, space, place)}
+{cell(space, letter, bits)}
 	ld.global.b{bits} %{letter}1, [%l33];
 	{opcode}.{space}.{"cta" if space == "shared" else "gpu"}.acq_rel.{how}.{kind} {target}[{place}], %{letter}1;
 {keep}
@@ -98,13 +101,9 @@ def test_compare_and_swap_takes_the_first_that_finds_what_it_expects(kind, bits)
 @pytest.mark.parametrize("space", ["global", "shared"])
 def test_sums_of_floats_round_after_every_update(space):
     body = f"""
-	mov.b32 %r200, smem;
-	setp.eq.s32 %p9, %r300, 0;
-	mov.b32 %r8, 0;
-	@%p9 st.{space}.b32 [{"%r200" if space == "shared" else "%l31+8"}], %r8;
-	bar.sync 0;
+{cell(space, value=0)}
 	ld.global.b32 %r1, [%l33];
-	atom.{space}.add.f32 %r2, [{"%r200" if space == "shared" else "%l31+8"}], %r1;
+	atom.{space}.add.f32 %r2, [{PLACES[space]}], %r1;
 	st.global.b32 [%l34], %r2;
 """
     numbers = np.random.default_rng(1).standard_normal(32).astype(np.float32)
@@ -154,17 +153,6 @@ def test_a_vector_updates_each_element():
     assert (out[:, 2:4] == numbers[:, 2:4]).all() and (out[:, :2] == numbers[:, :2] + numbers[:, 2:4]).all()
 
 
-RACE = """
-	mov.b32 %r200, smem;
-	setp.eq.s32 %p9, %r300, 0;
-	mov.b32 %r8, 5;
-	@%p9 st.shared.b32 [%r200], %r8;
-	{first}
-	atom.shared.add.u32 %r1, [%r200], 1;
-	{second}
-"""
-
-
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
@@ -176,12 +164,9 @@ RACE = """
 )
 def test_an_update_races_with_plain_accesses(first, second, message):
     with pytest.raises(EmulationError, match=message):
-        probe.run(RACE.format(first=first, second=second), threads=64, shared_bytes=4)
-
-
-def test_updates_race_with_no_update():
-    body = RACE.format(first="bar.sync 0;", second="bar.sync 0;\n\tld.shared.b32 %r2, [%r200];")
-    probe.run(body, threads=64, shared_bytes=4)
+        probe.run(
+            f"{cell(barrier=first)}\tatom.shared.add.u32 %r1, [%r200], 1;\n\t{second}", threads=64, shared_bytes=4
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,4 +180,4 @@ def test_updates_race_with_no_update():
 )
 def test_what_is_reported(body, message):
     with pytest.raises(EmulationError, match=message):
-        probe.run(SMEM + "\t" + body.replace("$L: ", "$L:\n\t"), shared_bytes=8)
+        probe.run(SMEM + "\t" + body, shared_bytes=8)

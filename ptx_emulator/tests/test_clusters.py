@@ -70,8 +70,8 @@ SENT = f"""{START} setp.eq.u32 %p1, %r300, 0; mapa.shared::cluster.u32 %r5, %r4,
 	mapa.shared::cluster.u32 %r6, %r1, %r3; mad.lo.s32 %r7, %r2, 1000, %r300;
 	@%p1 mbarrier.init.shared::cta.b64 [%r1], 2; @%p1 fence.mbarrier_init.release.cluster; FIRST; bar.sync 0;
 	@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 256; @%p1 mbarrier.DROP.shared::cluster.b64 _, [%r6];
-	st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r5+64], %r7, [%r6];\nW:\n {WAIT} W;
-	ld.shared.b32 %r9, [%r4+64]; mov.b32 %r8, 1; @%p1 mbarrier.arrive.shared.b64 _, [%r1];\nV:\n {WAIT} V;
+	st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r5+64], %r7, [%r6]; W: {WAIT} W;
+	ld.shared.b32 %r9, [%r4+64]; mov.b32 %r8, 1; @%p1 mbarrier.arrive.shared.b64 _, [%r1]; V: {WAIT} V;
 	bar.sync 0; @%p1 mbarrier.inval.shared::cta.b64 [%r1]; {SYNC}; st.global.b32 [%l34], %r9;"""
 
 

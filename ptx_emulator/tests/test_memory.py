@@ -24,11 +24,6 @@ def registers(threads=32, seed=0):
     return np.random.default_rng(seed).integers(0, 2**31, (threads, 8)).astype(np.uint64)
 
 
-def fails(body, message, **options):
-    with pytest.raises(EmulationError, match=message):
-        probe.run(body, **options)
-
-
 def test_vectors_and_signs():
     body = """
 	ld.global.v2.b64 {%l1, %l2}, [%l33];
@@ -45,43 +40,26 @@ def test_vectors_and_signs():
     values[:, 2] += 2**31
     out = probe.run(body, values)
     assert (out[:, 0] == values[:, 1]).all() and (out[:, 1] == values[:, 0]).all()
-    assert (
-        out[:, 2] == (values[:, 2] & 0xFFFFFFFF).astype(np.uint32).astype(np.int32).astype(np.int64).astype(np.uint64)
-    ).all()
+    assert (out[:, 2] == values[:, 2].astype(np.int32).astype(np.int64).astype(np.uint64)).all()
     assert (out[:, 3] == (values[:, 2] & 0xFFFF)).all()
 
 
-def test_policies_of_caching():
-    body = """
-	createpolicy.fractional.L2::evict_first.b64 %l1, 1.0;
-	ld.global.L1::evict_first.L2::cache_hint.b64 %l2, [%l33], %l1;
-	st.global.L2::cache_hint.b64 [%l34], %l2, %l1;
-"""
+POLICY = "\tcreatepolicy.fractional.L2::evict_first.b64 %l1, 1.0;\n"
+HINTED = "\tcp.async.ca.shared.global.L2::cache_hint [%r202], [%l33], 4,{} %l1;\n\tcp.async.wait_all;\n"
+
+
+@pytest.mark.parametrize(
+    ("load", "kept"),
+    [
+        ("\tld.global.L1::evict_first.L2::cache_hint.b32 %r1, [%l33], %l1;", 0xFFFFFFFF),
+        (SMEM + HINTED.format("") + "\tld.shared.b32 %r1, [%r202];", 0xFFFFFFFF),
+        (SMEM + HINTED.format(" 2,") + "\tld.shared.b32 %r1, [%r202];", 0xFFFF),
+    ],
+)
+def test_a_policy_of_caching_is_no_size(load, kept):
     values = registers()
-    assert (probe.run(body, values)[:, 0] == values[:, 0]).all()
-
-
-@pytest.mark.parametrize(("size", "kept"), [("", 0xFFFFFFFF), (" 2,", 0xFFFF)])
-def test_a_copys_policy_is_not_its_size(size, kept):
-    body = f"""{SMEM}
-	createpolicy.fractional.L2::evict_first.b64 %l1, 1.0;
-	cp.async.ca.shared.global.L2::cache_hint [%r202], [%l33], 4,{size} %l1;
-	cp.async.wait_all;
-	ld.shared.b32 %r1, [%r202];
-	st.global.b32 [%l34], %r1;
-"""
-    values = registers()
-    assert (probe.run(body, values, shared_bytes=128)[:, 0] == values[:, 0] & kept).all()
-
-
-def test_out_of_bounds_and_alignment():
-    fails("\tld.global.b64 %l1, [%l33+64];", "out of bounds of argument tensor 0: byte 2048 of 2048")
-    fails("\tld.global.b64 %l1, [%l30+-8];", "out of bounds of argument tensor 0: byte -8")
-    fails("\tst.global.b32 [%l34+2], %r300;", "misaligned global address: 4 bytes")
-    fails("\tmov.b64 %l1, 64;\n\tld.global.b32 %r1, [%l1];", "outside every tensor")
-    for at, said in ((64, "out of bounds of shared memory: byte 64 of 64"), (2, "misaligned shared address")):
-        fails(f"\tmov.b32 %r1, smem;\n\tst.shared.b32 [%r1+{at}], %r300;", said, shared_bytes=64)
-    fails("\ttrap;", "trap")
+    out = probe.run(f"{POLICY}{load}\n\tst.global.L2::cache_hint.b32 [%l34], %r1, %l1;", values, shared_bytes=128)
+    assert (out[:, 0] == values[:, 0] & kept).all()
 
 
 def test_a_predicate_guards_an_access():
@@ -93,10 +71,6 @@ def test_a_predicate_guards_an_access():
 """
     out = probe.run(body, registers())
     assert (out[:4, 0] == 7).all() and (out[4:] == 0).all()
-
-
-def test_uninitialised_shared_memory():
-    fails(SMEM + "\tld.shared.b32 %r1, [%r202];", "reads uninitialised shared memory, byte 0", shared_bytes=128)
 
 
 def exchange(barrier):
@@ -114,18 +88,6 @@ def test_two_warps_exchange_behind_a_barrier():
     out = probe.run(exchange("bar.sync 0;"), threads=64, shared_bytes=256)
     assert (out[:, 0] == np.arange(64) ^ 32).all()
     assert (probe.run(exchange("barrier.sync.aligned 0;"), threads=64, shared_bytes=256) == out).all()
-
-
-@pytest.mark.parametrize("barrier", ["", "bar.warp.sync -1;", "fence.acq_rel.cta;"])
-def test_two_warps_without_a_barrier_race(barrier):
-    fails(exchange(barrier), "race: reads what another warp wrote since the last barrier", threads=64, shared_bytes=256)
-
-
-def test_write_after_read_and_write_after_write_race():
-    war = exchange("bar.sync 0;") + "\tst.shared.b32 [%r202], %r3;"
-    fails(war, "race: writes what another warp read", threads=64, shared_bytes=256)
-    waw = SMEM + "\tst.shared.b32 [%r200], %r300;"
-    fails(waw, "race: writes what another warp wrote", threads=64, shared_bytes=256)
     same = SMEM + "\tmov.b32 %r1, 5;\n\tst.shared.b32 [%r200], %r1;"  # equal values from every warp: no race
     probe.run(same, threads=64, shared_bytes=256)
 
@@ -154,19 +116,41 @@ def test_asynchronous_copies():
     for form, count, more in (".noinc", 32, ""), ("", 1, own):  # without .noinc, one arrival more is expected
         arrives = f"""setp.eq.u32 %p1, %r300, 0; @%p1 mbarrier.init.shared.b64 [%r200+504], {count}; bar.sync 0;
 	mov.b32 %r8, 0; cp.async.mbarrier.arrive{form}.shared.b64 [%r200+504]; {more}"""
-        wait = "\nW:\n mbarrier.try_wait.parity.shared.b64 %p2, [%r200+504], %r8; @!%p2 bra W;"
+        wait = " W: mbarrier.try_wait.parity.shared.b64 %p2, [%r200+504], %r8; @!%p2 bra W;"
         assert (probe.run(copy(arrives + wait), values, shared_bytes=512)[:, 0] == low).all()
-        fails(copy(arrives), "reads shared memory that an asyn.* copy still writes", shared_bytes=512)
+        with pytest.raises(EmulationError, match="reads shared memory that an asynchronous copy still writes"):
+            probe.run(copy(arrives), values, shared_bytes=512)
 
 
-def test_copies_not_waited_for():
-    fails(copy("cp.async.wait_group 2;"), "reads shared memory that an asyn.* copy still writes", shared_bytes=512)
-    fails(copy("cp.async.wait_group 1;", read="ld.shared.b32 %r3, [%r202+256];"), "still writes", shared_bytes=512)
-    writes = copy("", read="st.shared.b32 [%r202], %r300;")
-    fails(writes, "writes shared memory that an asynchronous copy still writes", shared_bytes=512)
-    read = "xor.b32 %r1, %r201, 128;\n\tadd.s32 %r2, %r200, %r1;\n\tld.shared.b32 %r3, [%r2];"
-    other = copy("cp.async.wait_group 0;", read=read)
-    fails(other, "race: reads what another warp wrote", threads=64, shared_bytes=512)
+OTHER = "xor.b32 %r1, %r201, 128;\n\tadd.s32 %r2, %r200, %r1;\n\tld.shared.b32 %r3, [%r2];"
+SOME = "setp.lt.s32 %p1, %r300, 8; @%p1"
+RACE = "race: reads what another warp wrote since the last barrier"
+STORED = "writes shared memory that an asynchronous copy still writes"
+FAULTS = [
+    ("\tld.global.b64 %l1, [%l33+64];", "out of bounds of argument tensor 0: byte 2048 of 2048", 32),
+    ("\tld.global.b64 %l1, [%l30+-8];", "out of bounds of argument tensor 0: byte -8", 32),
+    ("\tst.global.b32 [%l34+2], %r300;", "misaligned global address: 4 bytes", 32),
+    ("\tmov.b64 %l1, 64;\n\tld.global.b32 %r1, [%l1];", "outside every tensor", 32),
+    (SMEM + "\tst.shared.b32 [%r200+512], %r300;", "out of bounds of shared memory: byte 512 of 512", 32),
+    (SMEM + "\tst.shared.b32 [%r200+2], %r300;", "misaligned shared address", 32),
+    ("\ttrap;", "trap", 32),
+    (SMEM + "\tld.shared.b32 %r1, [%r202];", "reads uninitialised shared memory, byte 0", 32),
+    *((exchange(barrier), RACE, 64) for barrier in ("", "bar.warp.sync -1;", "fence.acq_rel.cta;")),
+    (exchange("bar.sync 0;") + "\tst.shared.b32 [%r202], %r3;", "race: writes what another warp read", 64),
+    (SMEM + "\tst.shared.b32 [%r200], %r300;", "race: writes what another warp wrote", 64),
+    (copy("cp.async.wait_group 2;"), "reads shared memory that an asynchronous copy still writes", 32),
+    (copy("cp.async.wait_group 1;", read="ld.shared.b32 %r3, [%r202+256];"), "still writes", 32),
+    (copy("", read="st.shared.b32 [%r202], %r300;"), STORED, 32),
+    (copy("cp.async.wait_group 0;", read=OTHER), "race: reads what another warp wrote", 64),
+    (f"{SOME} shfl.sync.bfly.b32 %r2, %r300, 15, 31, -1;", "reads a thread that does not take part", 32),
+    (f"{SMEM} {SOME} ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r1}}, [%r200];", "divergence: 8 of 32 threads", 32),
+]
+
+
+@pytest.mark.parametrize(("body", "message", "threads"), FAULTS, ids=lambda value: str(value).split("\n")[-1])
+def test_what_is_reported(body, message, threads):
+    with pytest.raises(EmulationError, match=message):
+        probe.run(body, threads=threads, shared_bytes=512)
 
 
 def test_branches_part_and_meet_again():
@@ -216,11 +200,6 @@ def test_shuffles(mode, by, clamp, source):
 """
     out = probe.run(body, values)[:, 0]
     assert [int(v) for v in out] == [int(values[source(lane), 0]) for lane in range(32)]
-
-
-def test_a_shuffle_needs_its_partner():
-    body = "\tsetp.lt.s32 %p1, %r300, 7;\n\t@%p1 shfl.sync.bfly.b32 %r2, %r300, 1, 31, -1;"
-    fails(body, "reads a thread that does not take part")
 
 
 def test_votes_and_reductions():
@@ -279,11 +258,6 @@ def test_matrices_to_and_from_shared_memory(transposed):
             want = rows[k, column : column + 2, row] if transposed else rows[k, row, column : column + 2]
             assert list(out[lane, 2 * k : 2 * k + 2]) == list(want)
         assert list(out[lane, 8:16]) == list(rows.reshape(32, 8)[lane])  # the inverse
-
-
-def test_part_of_a_warp_cannot_load_a_matrix():
-    body = SMEM + "\tsetp.lt.s32 %p1, %r300, 8;\n\t@%p1 ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r200];"
-    fails(body, "divergence: 8 of 32 threads", shared_bytes=128)
 
 
 def test_counters():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import probe
-from meanings import FLOAT, INTEGER, M16, M32, bf16, bits16, bits32, bits_bf16, f16, f32
+from meanings import FLOAT, INTEGER, M16, M32, M64, bf16, bits16, bits32, bits_bf16, f16, f32
 from ptx_emulator import assemble
 from ptx_emulator.parse import PtxError
 
@@ -59,27 +59,17 @@ def test_one_value(opcode):
 
 
 def _nan(raw: int, opcode: str, target: str) -> bool:
+    half = bf16 if "bf16" in opcode else f16
     if "x2" in opcode:
-        half = _nan_half(opcode)
-        return half(raw & M16) or half(raw >> 16)
-    if target == "h":
-        return _nan_half(opcode)(raw)
-    return bool(np.isnan(f32(raw)))
+        return bool(np.isnan(half(raw & M16)) or np.isnan(half(raw >> 16)))
+    return bool(np.isnan(half(raw) if target == "h" else f32(raw)))
 
 
-def _nan_half(opcode: str):
-    return lambda raw: bool(np.isnan(bf16(raw) if "bf16" in opcode else f16(raw)))
-
-
-def test_a_bfloat16_is_rounded_once():
-    """Next to a tie, a float in between would be the tie."""
-    values = [1 + odd * 2.0**-8 + beside for odd in (1, 3) for beside in (-(2.0**-40), 0, 2.0**-40)]
-    got = probe.one("cvt.rn.bf16.f64", "h", "l", np.array(values).view(np.uint64)[:, None])
-    assert got.tolist() == [0x3F80, 0x3F80, 0x3F81, 0x3F81, 0x3F82, 0x3F82]
-
-
-def test_pack_and_unpack():
-    body = """
+#: several instructions: (letter of the operands, text, results from the operands)
+SEVERAL = {
+    "halves and pairs of registers": (
+        "r",
+        """
 	ld.global.b32 %r1, [%l33];
 	mov.b32 {%h1, %h2}, %r1;
 	mov.b32 %r2, {%h2, %h1};
@@ -88,31 +78,56 @@ def test_pack_and_unpack():
 	cvt.u32.u16 %r3, %h3;
 	st.global.b64 [%l34], %l1;
 	st.global.b32 [%l34+8], %r3;
-"""
-    operands = values("rrrrrrrr", False, 1)[: probe.THREADS]
-    out = probe.run(body, operands)
-    for row, got in zip(operands, out, strict=True):
-        v = int(row[0])
-        swapped = v >> 16 | (v & M16) << 16
-        assert int(got[0]) == v | swapped << 32 and int(got[1]) == v >> 16
-
-
-def test_lop3_and_bfi():
-    body = """
+""",
+        lambda v, *_: (v | v >> 16 << 32 | (v & M16) << 48, v >> 16),
+    ),
+    "lop3 and bfi": (
+        "r",
+        """
 	ld.global.b32 %r1, [%l33];
 	ld.global.b32 %r2, [%l33+8];
 	ld.global.b32 %r3, [%l33+16];
 	lop3.b32 %r4, %r1, %r2, %r3, 0xca;
 	bfi.b32 %r5, %r1, %r2, 5, 9;
-	st.global.v2.b32 [%l34], {%r4, %r5};
-"""
-    operands = values("rrrrrrrr", False, 2)[: probe.THREADS]
-    out = probe.run(body, operands)
-    for row, got in zip(operands, out, strict=True):
-        a, b, c = (int(v) for v in row[:3])
-        selected = (a & b) | (~a & M32 & c)  # 0xca: a ? b : c
-        inserted = b & ~(0x1FF << 5) | (a & 0x1FF) << 5
-        assert int(got[0]) == selected | inserted << 32
+	st.global.b32 [%l34], %r4;
+	st.global.b32 [%l34+8], %r5;
+""",
+        lambda a, b, c, *_: ((a & b) | (~a & M32 & c), b & ~(0x1FF << 5) | (a & 0x1FF) << 5),  # 0xca: a ? b : c
+    ),
+    "carries: two words as one of 64 bits": (
+        "l",
+        """
+	ld.global.v2.b32 {%r1, %r2}, [%l33];
+	ld.global.v2.b32 {%r3, %r4}, [%l33+8];
+	add.cc.u32 %r5, %r1, %r3;
+	addc.u32 %r6, %r2, %r4;
+	st.global.v2.b32 [%l34], {%r5, %r6};
+	sub.cc.u32 %r5, %r1, %r3;
+	subc.u32 %r6, %r2, %r4;
+	st.global.v2.b32 [%l34+8], {%r5, %r6};
+	mad.lo.cc.u32 %r5, %r1, %r3, %r2;
+	madc.hi.u32 %r6, %r1, %r3, 0;
+	st.global.v2.b32 [%l34+16], {%r5, %r6};
+""",
+        lambda x, y, *_: ((x + y) & M64, (x - y) & M64, (x & M32) * (y & M32) + (x >> 32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_instructions(name):
+    letter, body, meaning = SEVERAL[name]
+    operands = values(8 * letter, False, len(name))[: probe.THREADS]
+    for row, got in zip(operands.tolist(), probe.run(body, operands).tolist(), strict=True):
+        want = meaning(*row)
+        assert tuple(got[: len(want)]) == want, row
+
+
+def test_a_bfloat16_is_rounded_once():
+    """Next to a tie, a float in between would be the tie."""
+    values = [1 + odd * 2.0**-8 + beside for odd in (1, 3) for beside in (-(2.0**-40), 0, 2.0**-40)]
+    got = probe.one("cvt.rn.bf16.f64", "h", "l", np.array(values).view(np.uint64)[:, None])
+    assert got.tolist() == [0x3F80, 0x3F80, 0x3F81, 0x3F81, 0x3F82, 0x3F82]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
@@ -140,28 +155,6 @@ def test_floats_of_eight_bits(kind, dtype):
         got = ((codes >> shift) & 255).to(torch.uint8)
         assert torch.equal(got[known], want[:, column].view(torch.uint8)[known])
         assert torch.equal(halves[known, 1 - column], want[known, column].float())
-
-
-def test_carries():
-    """Sums, differences and products of two words as one of 64 bits."""
-    body = """
-	ld.global.v2.b32 {%r1, %r2}, [%l33];
-	ld.global.v2.b32 {%r3, %r4}, [%l33+8];
-	add.cc.u32 %r5, %r1, %r3;
-	addc.u32 %r6, %r2, %r4;
-	st.global.v2.b32 [%l34], {%r5, %r6};
-	sub.cc.u32 %r5, %r1, %r3;
-	subc.u32 %r6, %r2, %r4;
-	st.global.v2.b32 [%l34+8], {%r5, %r6};
-	mad.lo.cc.u32 %r5, %r1, %r3, %r2;
-	madc.hi.u32 %r6, %r1, %r3, 0;
-	st.global.v2.b32 [%l34+16], {%r5, %r6};
-"""
-    operands = np.random.default_rng(0).integers(0, 2**64, (probe.THREADS, 8), np.uint64)
-    for row, out in zip(operands, probe.run(body, operands), strict=True):
-        x, y = int(row[0]), int(row[1])
-        assert int(out[0]) == (x + y) % 2**64 and int(out[1]) == (x - y) % 2**64
-        assert int(out[2]) == (x & M32) * (y & M32) + (x >> 32)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Bulk copies by tensor map, in kernels that Triton compiles; every fault is planted in their PTX."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 import triton.language as tl
 from triton import jit
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-import ptx_emulator
-from ptx_emulator import program
+from ptx_emulator import launches, program
 
 COVERED = {"tensormap"}
 
@@ -22,15 +24,19 @@ def copy_kernel(x_desc, y_desc, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ADD: 
         y_desc.store(at, x + 1)
 
 
-def copied(dtype=torch.float32, shape=(20, 24), block=(8, 16), padding="zero", add=False, arch=90):
+def copies(dtype=torch.float32, shape=(20, 24), block=(8, 16), padding="zero", add=False) -> launches.Launch:
     x = torch.arange(shape[0] * shape[1]).reshape(shape).to(dtype)
-    y = torch.zeros_like(x)
-    descriptors = [TensorDescriptor.from_tensor(tensor, list(block), padding) for tensor in (x, y)]
+    x_desc, y_desc = (TensorDescriptor.from_tensor(one, list(block), padding) for one in (x, torch.zeros_like(x)))
     grid = -(-shape[0] // block[0]), -(-shape[1] // block[1])
-    with ptx_emulator.gpu(arch) as log:
-        copy_kernel[grid](*descriptors, ROWS=block[0], COLUMNS=block[1], ADD=add)
-    assert any("bulk.tensor" in counted.opcode for counted in log.launches[0].counted())
-    return x, y
+    arguments = {"x_desc": x_desc, "y_desc": y_desc, "ROWS": block[0], "COLUMNS": block[1], "ADD": add}
+    return launches.Launch(copy_kernel, grid, arguments)
+
+
+def copied(dtype=torch.float32, arch=90, **options):
+    launch = copies(dtype, **options)
+    kernel = launches.run(launch, arch)
+    assert any("bulk.tensor" in counted.opcode for counted in kernel.program.counts())
+    return launch.arguments["x_desc"].base, launch.arguments["y_desc"].base
 
 
 @pytest.mark.parametrize("arch", [90, 100])
@@ -63,27 +69,13 @@ def test_a_store_that_adds(dtype):
         ("mbarrier.init", "no mbarrier was initialised"),
     ],
 )
-def test_what_is_missing_is_reported(monkeypatch, gone, message):
-    parse = program.module.kernel
-
-    def without(text, name=None):
-        kernel = parse(text, name)
-        for statement in kernel.statements:
-            if statement.opcode.startswith(gone):
-                statement.opcode, statement.operands = "membar.cta", []
-        if gone == "mbarrier.try_wait":  # and the branch that repeats it
-            for statement in kernel.statements:
-                if statement.opcode.startswith("bra") and "waitLoop" in statement.operands[0].name:
-                    statement.opcode, statement.operands = "membar.cta", []
-        return kernel
-
-    from ptx_emulator import driver
-
-    driver.loaded.cache_clear()
-    monkeypatch.setattr(program.module, "kernel", without)
-    try:
-        with pytest.raises(ptx_emulator.EmulationError, match=message):
-            copied()
-    finally:
-        driver.loaded.cache_clear()
-        copy_kernel.device_caches.clear()
+def test_what_is_missing_is_reported(gone, message):
+    launch = copies()
+    compiled = launches.compiled(launch, 90, launches.until_ptx)
+    kernel = copy.deepcopy(compiled.program.kernel)
+    for s in kernel.statements:
+        repeats = gone == "mbarrier.try_wait" and s.opcode.startswith("bra") and "waitLoop" in s.operands[0].name
+        if repeats or s.opcode.startswith(gone):
+            s.opcode, s.operands = "membar.cta", []
+    with pytest.raises(program.EmulationError, match=message):
+        launches.run(launch, 90, kernel=dataclasses.replace(compiled, program=program.Program(kernel)))

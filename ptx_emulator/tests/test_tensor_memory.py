@@ -9,7 +9,7 @@ import pytest
 
 import probe
 from ptx_emulator.program import EmulationError
-from test_products import OPERAND, descriptor, exact, matrices, place, raw
+from test_products import OPERAND, TO_SHARED, descriptor, exact, matrices, outputs, place, raw
 
 COVERED = {"elect", "mbarrier", "tcgen05"}
 
@@ -46,7 +46,7 @@ def names(first: int, count: int) -> str:
 #: shape -> (lane, column) in a warp's memory of register r of a lane
 PLACES = {
     "32x32b.x8": (8, "", lambda lane, r: (lane, r)),
-    "16x32bx2.x8": (8, "24", lambda lane, r: (lane % 16, r + (24 if lane >= 16 else 0))),
+    "16x32bx2.x8": (8, ", 24", lambda lane, r: (lane % 16, r + (24 if lane >= 16 else 0))),
     "16x256b.x2": (8, "", lambda lane, r: (lane // 4 + 8 * (r // 2 % 2), r % 2 + 2 * (lane % 4) + 8 * (r // 4))),
 }
 
@@ -57,25 +57,17 @@ def test_loads_and_stores_find_their_cells(shape, stores):
     """Every lane's 32 columns are written or read, one row a lane; the shape selects a part of them."""
     count, split, where = PLACES[shape]
     cells = np.arange(32 * WARPS * 32, dtype=np.uint32).reshape(32 * WARPS, 32)  # [lane, column]
-    rows = "\n".join(f"\tld.global.b32 %r{20 + c}, [%l33+{4 * c}];" for c in range(32))
-    back = "\n".join(f"\tst.global.b32 [%l34+{4 * c}], %r{20 + c};" for c in range(32))
-    some = f"{names(60, count)}, [%r3 + 0]{', ' + split if split else ''}"
-    put = f"[%r3 + 0]{', ' + split if split else ''}, {names(60, count)}"
-    codes = "\n".join(
-        f"\tmul.lo.u32 %r{60 + r}, %r300, 8;\n\tadd.s32 %r{60 + r}, %r{60 + r}, {100000 + r};" for r in range(count)
-    )
-    body = (
-        rows + f"\n\ttcgen05.st.sync.aligned.32x32b.x32.b32 [%r3], {names(20, 32)};\n\ttcgen05.wait::st.sync.aligned;\n"
-    )
+    place, every, some = f"[%r3]{split}", names(20, 32), names(60, count)
+    body = "\n".join(f"\tld.global.b32 %r{20 + c}, [%l33+{4 * c}];" for c in range(32))
+    body += f"\n\ttcgen05.st.sync.aligned.32x32b.x32.b32 [%r3], {every};\n\ttcgen05.wait::st.sync.aligned;\n"
     if stores:
-        body += f"{codes}\n\ttcgen05.st.sync.aligned.{shape}.b32 {put};\n\ttcgen05.wait::st.sync.aligned;\n"
-        body += (
-            f"\ttcgen05.ld.sync.aligned.32x32b.x32.b32 {names(20, 32)}, [%r3];\n\ttcgen05.wait::ld.sync.aligned;\n"
-            + back
-        )
+        for r in range(60, 60 + count):
+            body += f"\tmul.lo.u32 %r{r}, %r300, 8;\n\tadd.s32 %r{r}, %r{r}, {100000 + r - 60};\n"
+        body += f"\ttcgen05.st.sync.aligned.{shape}.b32 {place}, {some};\n\ttcgen05.wait::st.sync.aligned;\n"
+        body += f"\ttcgen05.ld.sync.aligned.32x32b.x32.b32 {every}, [%r3];\n\ttcgen05.wait::ld.sync.aligned;\n"
     else:
-        body += f"\ttcgen05.ld.sync.aligned.{shape}.b32 {some};\n\ttcgen05.wait::ld.sync.aligned;\n"
-        body += "\n".join(f"\tst.global.b32 [%l34+{4 * r}], %r{60 + r};" for r in range(count))
+        body += f"\ttcgen05.ld.sync.aligned.{shape}.b32 {some}, {place};\n\ttcgen05.wait::ld.sync.aligned;\n"
+    body += outputs(20, 32) if stores else outputs(60, count)
     got = run(body, cells.view(np.uint64)).view(np.uint32)
     want = cells.copy() if stores else np.zeros_like(cells)
     for t in range(32 * WARPS):
@@ -90,12 +82,8 @@ def test_loads_and_stores_find_their_cells(shape, stores):
 
 KINDS = {"f16": ("f16", 0), "bf16": ("f16", 1), "tf32": ("tf32", 2)}
 COMMIT = "@%p8 tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%r202];"
-WAIT = """{
-	.reg .pred complete;
-	waitLoop:
-	mbarrier.try_wait.parity.shared::cta.b64 complete, [%r202], 0;
-	@!complete bra.uni waitLoop;
-}"""
+WAIT = """{ .reg .pred complete; waitLoop: mbarrier.try_wait.parity.shared::cta.b64 complete, [%r202], 0;
+	@!complete bra.uni waitLoop; }"""
 
 
 def mma(
@@ -130,15 +118,8 @@ def mma(
     one = 1 << 46  # a constant of sm_100's descriptors
     first = "[%r8 + 32]" if a_in_tensor else "%l1"
     product = f"@%p8 tcgen05.mma.cta_group::1.kind::{family} [ %r8 + 0 ], {first}, %l2, %r9, "
-    copies = "\n".join(
-        f"\tld.global.v4.b32 {{%r11, %r12, %r13, %r14}}, [%l33+{16 * c}];\n"
-        f"\tst.shared.v4.b32 [%r7+{16 * c}], {{%r11, %r12, %r13, %r14}};"
-        for c in range(8)
-    )
     body = f"""
-	shl.b32 %r6, %r300, 7;
-	add.s32 %r7, %r200, %r6;
-{copies}
+{TO_SHARED}
 	ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%l33+128];
 	ld.global.v4.b32 {{%r24, %r25, %r26, %r27}}, [%l33+144];
 	tcgen05.st.sync.aligned.32x32b.x8.b32 [%r3 + 32], {names(20, 8)};
@@ -161,7 +142,8 @@ def mma(
 	{loaded}
 	bar.sync 0;
 	@%p8 mbarrier.inval.shared::cta.b64 [%r202];
-""" + "\n".join(f"\tst.global.b32 [%l34+{4 * r}], %r{40 + r};" for r in range(n))
+{outputs(40, n)}
+"""
     got = run(body, words.view(np.uint64)).view(np.float32).reshape(128, 40)[lanes, :n]
     return got, (2 if twice else 1) * (exact(kind, a) @ exact(kind, b)).numpy()
 
@@ -180,19 +162,19 @@ def test_products_with_b_transposed_and_one_alone(swizzle):
     assert np.abs(got - want).max() < 1e-4
 
 
+UNFINISHED = "reads tensor memory of a product that was not waited for"  # also of one issued after the commit
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (dict(fence=""), "no fence.proxy.async made visible"),
         (dict(barrier=""), "race: a product"),
-        (dict(wait=""), "reads tensor memory of a product that was not waited for"),
-        (
-            dict(after="@%p8 tcgen05.mma.cta_group::1.kind::f16 [%r8], %l1, %l2, %r9, %p2;"),  # after the commit
-            "reads tensor memory of a product that was not waited for",
-        ),
+        (dict(wait=""), UNFINISHED),
+        (dict(after="@%p8 tcgen05.mma.cta_group::1.kind::f16 [%r8], %l1, %l2, %r9, %p2;"), UNFINISHED),
         (dict(commit=""), "deadlock: no warp can run"),
         (
-            dict(wait="@%p9 bra $L1;\n\tbra.uni $L2;\n$L1:\n" + WAIT + "\n$L2:"),
+            dict(wait=f"@%p9 bra $L1; bra.uni $L2; $L1: {WAIT} $L2:"),
             "race: reads tensor memory of a product that another warp",
         ),
         (dict(after="st.shared.b32 [%r7], %r5;"), "writes shared memory that a product in flight reads"),

@@ -41,19 +41,14 @@ def softmax():
 
 
 @triton.jit
-def _swizzled(pid, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Order tiles in groups of rows, so that concurrent programs share operands."""
-    group = pid // (GROUP * tiles_n)
-    first = group * GROUP
-    height = min(tiles_m - first, GROUP)
-    return first + pid % (GROUP * tiles_n) % height, pid % (GROUP * tiles_n) // height
-
-
-@triton.jit
 def _product_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LEAKY: tl.constexpr
 ):
-    row, column = _swizzled(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), 2)
+    """Tiles are in groups of two rows of tiles, so that concurrent programs share operands."""
+    program, tiles_m, tiles_n = tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN)
+    first = program // (2 * tiles_n) * 2
+    height = min(tiles_m - first, 2)
+    row, column = first + program % (2 * tiles_n) % height, program % (2 * tiles_n) // height
     rows = (row * BM + tl.arange(0, BM)) % M
     columns = (column * BN + tl.arange(0, BN)) % N
     k = tl.arange(0, BK)

@@ -24,7 +24,7 @@ LOOP: xor.b32 %r5, %r4, 1; selp.b32 %r6, 0, 1, %p1; T:	.branchtargets EMPTY, CON
 EMPTY: EMPTY_WAIT; add.s32 %r3, %r300, %r1; st.shared.b32 [%r202], %r3; FULL_ARRIVE; bra NEXT;
 CONSUMER: FULL_WAIT; ld.shared.b32 %r3, [%r202]; add.s32 %r2, %r2, %r3; EMPTY_ARRIVE;
 NEXT: add.s32 %r1, %r1, 1; and.b32 %r4, %r1, 1; setp.lt.s32 %p3, %r1, 4; @%p3 bra LOOP;
-	@%p1 bar.sync 2, 64; st.global.b32 [%l34], %r2;""".replace(": ", ":\n")
+	@%p1 bar.sync 2, 64; st.global.b32 [%l34], %r2;"""
 NAMED = ("bar.sync %r7, 64", "bar.arrive 1, 64", "barrier.cta.sync 1, 64", "bar.arrive %r7, 64")
 WAIT = "mbarrier.{0}.parity.shared::cta.b64 %p4, [%r200+{1}], {2};\n@!%p4 bra {3}".format
 ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [%r200+{}]".format
