@@ -48,7 +48,7 @@ def test_a_kernel_as_it_is_called(arch):
     assert (launch.name, launch.grid, launch.options["num_warps"], launch.arch) == ("add_kernel", (4, 1, 1), 2, arch)
     assert launch.arguments["x_ptr"] is x and launch.arguments["BLOCK"] == 256
     assert launch.counters()["ctas"] == 4 and launch.counters()["global_bytes"] == 3 * 4096 and launch.notes == []
-    assert {line.source.partition(":")[0] for line in launch.lines()} == {"test_gpu.py"}
+    assert {line.line.partition(":")[0] for line in launch.lines()} == {"test_gpu.py"}
 
 
 def test_nothing_stays_behind():

@@ -8,7 +8,7 @@ import triton.language as tl
 import probe
 from ptx_emulator.estimate import model
 from ptx_emulator.estimate.calibration import judge
-from ptx_emulator.estimate.calibration.published import ROWS, TILES
+from ptx_emulator.estimate.calibration.judge import ROWS, TILES
 from ptx_emulator.launches import Launch
 from ptx_emulator.machines import MACHINES
 from ptx_emulator.parse import Constant, Register, Statement, Vector

@@ -107,8 +107,8 @@ def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
         f"  {'line':<32} instructions  requests  sectors or wavefronts  fewest",
     ]
     for line in lines:
-        counts = f"{line.requests:>8}  {line.sectors_or_wavefronts:>21}  {line.fewest:>6}"
-        table.append(f"  {line.source:<32} {line.instructions:>12}  {counts}")
+        counts = f"{line.requests:>8}  {line.units:>21}  {line.fewest:>6}"
+        table.append(f"  {line.line:<32} {line.executed:>12}  {counts}")
     return "\n".join([*table, ""])
 
 
@@ -131,16 +131,16 @@ def _estimate(arguments: argparse.Namespace) -> None:
 
 def _calibration() -> None:
     """Print published times with their estimates over the measured times, and the errors."""
-    from .estimate.calibration import judge, published
+    from .estimate.calibration import judge
 
     held, parts = judge.held_back(), {"all": [], "fitted": [], "held back": []}
-    for number, one in enumerate(judge.judged(published.ROWS)):
+    for number, one in enumerate(judge.judged(judge.ROWS)):
         part = "held back" if number in held else "fitted"
         print(f"{one.row}: {one.ratio:.2f}x, {one.bound}, {part}", flush=True)
         parts["all"].append(one)
         parts[part].append(one)
     parts["their tiles"] = []
-    for _, rows in itertools.groupby(published.TILES, key=lambda row: row.sizes[:3]):
+    for _, rows in itertools.groupby(judge.TILES, key=lambda row: row.sizes[:3]):
         group = list(judge.judged(rows))
         best, slower = judge.fastest(group)
         print(f"{best.row}: of {len(group)} estimated fastest, {slower:.2f}x of the fastest one's time", flush=True)

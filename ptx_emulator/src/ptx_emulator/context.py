@@ -26,6 +26,7 @@ from .memory import BOUNDS, elements, replaced
 from .program import Counted
 
 TENSOR_COLUMNS = 512  # of tensor memory, on sm_100
+_ONE_CTA = ("num_ctas", 1)  # Triton's default
 
 
 @dataclasses.dataclass
@@ -57,7 +58,7 @@ class Execution:
         """Return the grid's instructions by kind, barriers, and sectors and wavefronts relative to the minimum."""
         return counters.summary(self.counted()) | {"ctas": self.compiled.ctas * math.prod(self.grid)}
 
-    def lines(self) -> list[counters.Line]:
+    def lines(self) -> list[Counted]:
         """Return the counters by line of source, those that execute most first."""
         return counters.by_line(self.counted())
 
@@ -157,9 +158,7 @@ class _State:
 
     def launched(self, source, metadata, compiled: Compiled, grid: tuple[int, int, int], values: Sequence) -> None:
         options = {key: getattr(metadata, key, None) for key in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
-        options = {
-            key: value for key, value in options.items() if value is not None and (key, value) != ("num_ctas", 1)
-        }
+        options = {key: value for key, value in options.items() if value is not None and (key, value) != _ONE_CTA}
         configuration = str(self.tuners[-1].best_config) if self.tuners else None
         given = dict(zip(compiled.signature, values, strict=True))
         kernel = getattr(source, "fn", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 from typing import Any
 
@@ -33,17 +32,6 @@ _KINDS = {
 _KIND_OF = {root: kind for kind, roots in _KINDS.items() for root in roots}
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """One line of source, over the emulated CTAs."""
-
-    source: str
-    instructions: int  # executed, by CTAs
-    requests: int
-    sectors_or_wavefronts: int
-    fewest: int
-
-
 def materialised(launch):
     """Return the launch with CPU tensors instead of meta tensors: random floats, integers 0, masks all True."""
     generator = torch.Generator().manual_seed(0)
@@ -70,7 +58,7 @@ def _zeros(like: Tensor) -> Tensor:
     return memory.as_strided(like.shape, like.stride(), memory.storage_offset())
 
 
-def count(launch, arch: int) -> tuple[dict[str, Any], list[Line]]:
+def count(launch, arch: int) -> tuple[dict[str, Any], list[Counted]]:
     """Return (metrics, lines) of the CTA in the middle of a launch's grid.
 
     Raises:
@@ -103,13 +91,13 @@ def summary(counted: list[Counted]) -> dict[str, Any]:
     }
 
 
-def by_line(counted: list[Counted]) -> list[Line]:
-    """Return the lines of source, those that execute most first."""
+def by_line(counted: list[Counted]) -> list[Counted]:
+    """Return the sums over the opcodes of each line of source, those that execute most first."""
     sums: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0, 0])
     for c in counted:
         for at, value in enumerate((c.executed, c.requests, c.units, c.fewest)):
             sums[c.line][at] += value
-    return sorted((Line(source, *values) for source, values in sums.items()), key=lambda line: -line.instructions)
+    return sorted((Counted("", line, *values) for line, values in sums.items()), key=lambda one: -one.executed)
 
 
 def _ratio(a: int, b: int) -> float | None:

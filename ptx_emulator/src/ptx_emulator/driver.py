@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 
 import torch
-import triton
 from triton.backends.nvidia.driver import CudaDriver
 
 from .kernels import Compiled
@@ -27,25 +26,8 @@ def loaded(binary: bytes):
     return Program(binary.decode())
 
 
-class Launcher:
-    """Callable that Triton uses to launch a compiled kernel."""
-
-    def __init__(self, source, metadata):
-        self.source, self.metadata = source, metadata
-
-    def __call__(self, x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
-        if enter_hook is not None:
-            enter_hook(launch_metadata)
-        kernel = Compiled.of(function, self.source, self.metadata)
-        triton.runtime.driver.active.launched(self.source, self.metadata, kernel, (x, y, z), arguments)
-        if exit_hook is not None:
-            exit_hook(launch_metadata)
-
-
 class Driver(CudaDriver):
     """The emulator as the device that Triton compiles for and launches on, and the device's utilities."""
-
-    launcher_cls = Launcher
 
     def __init__(self, device: Machine, launched: Callable | None = None, tensors: str = "cpu"):
         """launched: called with every launch; None: kernels are compiled only. tensors: where torch has them.
@@ -53,6 +35,18 @@ class Driver(CudaDriver):
         The base's own `__init__` would look for a GPU.
         """
         self.device, self.launched, self.utils, self.tensors = device, launched, self, tensors
+
+    def launcher_cls(self, source, metadata) -> Callable:
+        """Return the function that Triton calls to launch a compiled kernel."""
+
+        def launch(x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
+            if enter_hook is not None:
+                enter_hook(launch_metadata)
+            self.launched(source, metadata, Compiled.of(function, source, metadata), (x, y, z), arguments)
+            if exit_hook is not None:
+                exit_hook(launch_metadata)
+
+        return launch
 
     def _nothing(self, *_) -> None:
         pass

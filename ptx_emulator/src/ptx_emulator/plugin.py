@@ -19,13 +19,8 @@ from .machines import DEVICES
 
 def pytest_addoption(parser) -> None:
     group = parser.getgroup("emulate", "Triton kernels without a GPU")
-    group.addoption(
-        "--emulate",
-        type=int,
-        choices=DEVICES,
-        metavar="ARCH",
-        help="execute Triton kernels as compiled for sm_ARCH, on CPU tensors",
-    )
+    text = "execute Triton kernels as compiled for sm_ARCH, on CPU tensors"
+    group.addoption("--emulate", type=int, choices=DEVICES, metavar="ARCH", help=text)
 
 
 @pytest.hookimpl(tryfirst=True)

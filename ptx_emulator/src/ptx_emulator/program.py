@@ -51,7 +51,7 @@ class DeviceAssertion(EmulationError, AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """Counts of one instruction after a run."""
+    """Counts of one instruction after a run, or of a line of source, which has no opcode."""
 
     opcode: str
     line: str
@@ -207,7 +207,7 @@ class Program:
             ctypes.c_int64(size_of(self.kernel.shared) + shared_bytes), ctypes.c_int64(size_of(self.kernel.local)),
             int(checks), ctypes.byref(where), message, _MESSAGE_BYTES,
         )  # fmt: skip
-        self._show_printed()
+        sys.stdout.write(self._record("printed").astype(numpy.uint8).tobytes().decode(errors="replace"))
         if failed >= 0:
             statement, cta = self.kernel.statements[failed], _cta(where.value, grid)
             said = _SECOND.sub(lambda found: self._place(*map(int, found.groups()), grid), message.value.decode())
@@ -232,8 +232,8 @@ class Program:
 
     def equal_stores(self) -> list[str]:
         """Return the pairs of lines by which CTAs of the last run stored equal bytes to one place without an order."""
-        lines = [self.kernel.statements[at].line for at in self._record("equal")]
-        return sorted({" and ".join(sorted({one, other})) for one, other in zip(lines[::2], lines[1::2])})
+        pairs = [{self.kernel.statements[at].line for at in pair} for pair in self._record("equal").reshape(-1, 2)]
+        return sorted({" and ".join(sorted(pair)) for pair in pairs})
 
     def traffic(self) -> numpy.ndarray:
         """Return int64 [tensors, 4] since the first call, which starts the counting.
@@ -250,10 +250,6 @@ class Program:
             **{name: offset for name, (offset, _) in kernel.local.items()},
             **{name: assemble.GENERIC["const"] + offset for name, offset in kernel.constants.items()},
         }
-
-    def _show_printed(self) -> None:
-        """Write the kernel's printed text to sys.stdout."""
-        sys.stdout.write(self._record("printed").astype(numpy.uint8).tobytes().decode(errors="replace"))
 
     def counts(self, raw: numpy.ndarray | None = None) -> list[Counted]:
         """Return the counts of every instruction, from `raw` or over all runs so far."""

@@ -209,9 +209,7 @@ def _product(dtype: str, m: int, n: int, k: int, tile: tuple[int, ...], stride_b
     return _launch(_product_kernel, (-(-m // block_m) * -(-n // block_n),), arguments, warps, stages)
 
 
-def flash(dtype: str, heads: int, n: int, d: int, tile: tuple[int, int, int, int] = (128, 64, 8, 3)) -> Launch:
-    """tile: rows of queries, of keys, warps, stages."""
-    block_m, block_n, warps, stages = tile
+def flash(dtype: str, heads: int, n: int, d: int, block_m: int, block_n: int, warps: int, stages: int) -> Launch:
     tensors = _empty(dtype, "q k v out", heads, n, d) | _empty("float32", "lse", heads, n)
     arguments = {**tensors, "N": n, "scale": 0.125, "D": d, "BLOCK_M": block_m, "BLOCK_N": block_n}
     return _launch(_flash_kernel, (n // block_m, heads), arguments, warps, stages)
