@@ -32,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
     run.set_defaults(execute=_run)
     model = commands.add_parser("estimate", help="estimate the time of launches", epilog=codes)
     model.add_argument("call", nargs="?", metavar="FILE.py::FUNCTION", help="estimate the launches of this function")
-    model.add_argument("--machine", default="H200", choices=MACHINES, help="on this GPU (default H200)")
+    text = f"on one of {', '.join(MACHINES)} (default H200)"
+    model.add_argument("--machine", default="H200", choices=MACHINES, metavar="GPU", help=text)
     model.add_argument("--calibration", action="store_true", help="estimate published kernels; takes minutes")
     model.set_defaults(execute=_estimate)
     return top
