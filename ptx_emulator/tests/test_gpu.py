@@ -83,11 +83,12 @@ def test_an_autotuner_takes_the_first_configuration_that_fits_for_every_key_and_
 
 def test_launch_hooks_are_called(monkeypatch):
     seen = []
-    hook = lambda metadata: seen.append(metadata.get()["name"])  # noqa: E731
-    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [hook])
-    with ptx_emulator.gpu(80):
-        add_kernel[(4,)](*vectors(), 1024, BLOCK=256)
-    assert seen == ["add_kernel"]
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda data: seen.append(data.get()["name"])])
+    for _ in range(2):  # Triton keeps the kernel and its launcher
+        with ptx_emulator.gpu(80) as log:
+            add_kernel[(4,)](*vectors(), 1024, BLOCK=256)
+        assert seen == ["add_kernel"] and len(log.launches) == 1
+        monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", None)
 
 
 def test_the_time_model_takes_a_launch():

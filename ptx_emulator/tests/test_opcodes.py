@@ -14,10 +14,8 @@ from ptx_emulator import assemble
 from ptx_emulator.parse import PtxError
 
 _AWKWARD = [0, 1, 2, 31, 32, 33, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x8000, 0x7FFF, 0xFFFF]
-_AWKWARD_FLOATS = [
-    *(0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, -1e-42, 3e38, math.inf, -math.inf, math.nan),
-    *(65504.0, 1e-7, 2.5, 3.5, 1.00390625),
-]
+_AWKWARD_FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, -1e-42, 3e38, math.inf, -math.inf, math.nan]
+_AWKWARD_FLOATS += [65504.0, 1e-7, 2.5, 3.5, 1.00390625]
 ROUNDS = 8  # warps of values for each instruction
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import os
+import runpy
 import sys
 from pathlib import Path
 from unittest import mock
@@ -71,7 +71,7 @@ def launches(target: str, arch: int) -> list:
     if not separator or not name or not path.is_file():
         raise UsageError(f"{target}: expected FILE.py::FUNCTION with a file that exists")
     with gpu(arch, cuda=True) as log, mock.patch.object(sys, "path", [str(path.parent.resolve()), *sys.path]):
-        function = getattr(importlib.import_module(path.stem), name, None)
+        function = runpy.run_path(str(path)).get(name)
         if not callable(function):
             raise UsageError(f"{target}: {path.name} has no function {name}")
         function()

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+import triton
 from triton.backends.nvidia.driver import CudaDriver
 
 from .kernels import Compiled
@@ -37,12 +38,13 @@ class Driver(CudaDriver):
         self.device, self.launched, self.utils, self.tensors = device, launched, self, tensors
 
     def launcher_cls(self, source, metadata) -> Callable:
-        """Return the function that Triton calls to launch a compiled kernel."""
+        """Return the function that Triton calls to launch a compiled kernel, and keeps for later drivers."""
 
         def launch(x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
             if enter_hook is not None:
                 enter_hook(launch_metadata)
-            self.launched(source, metadata, Compiled.of(function, source, metadata), (x, y, z), arguments)
+            kernel = Compiled.of(function, source, metadata)
+            triton.runtime.driver.active.launched(source, metadata, kernel, (x, y, z), arguments)
             if exit_hook is not None:
                 exit_hook(launch_metadata)
 

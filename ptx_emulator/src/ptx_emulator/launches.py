@@ -37,10 +37,6 @@ class Launch:
             return launch
         return cls(launch.kernel, tuple(launch.grid), dict(launch.arguments), dict(launch.options))
 
-    @property
-    def name(self) -> str:
-        return self.kernel.__name__
-
 
 def until_ptx(backend=None, stages=None, *_):
     """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""

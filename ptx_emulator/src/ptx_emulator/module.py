@@ -58,7 +58,8 @@ def kernel(text: str, name: str | None = None) -> Kernel:
         parsed.cluster = tuple(int(part or 1) for part in cluster.groups())
     parsed.constants, parsed.constant_bytes = constants(text)
     read(body(text[head.end() :]), files, parsed)
-    linked(parsed, functions(text, files))
+    if any(s.opcode.startswith("call") for s in parsed.statements):
+        _Linker(parsed, functions(text, files)).link()
     return parsed
 
 
@@ -88,17 +89,16 @@ def functions(text: str, files: dict[int, str]) -> dict[str, Kernel]:
     return found
 
 
-def linked(kernel: Kernel, defined: dict[str, Kernel]) -> None:
-    """Inline every function at its calls, and replace the parameters of calls by registers."""
-    statements, labels = kernel.statements, kernel.labels
-    if any(s.opcode.startswith("call") for s in statements):
-        kernel.statements, kernel.labels = [], {}
-        _Linker(kernel, defined).append(statements, labels, "", 0)
-
-
 class _Linker:
+    """Inlines every function at its calls, and replaces the parameters of calls by registers."""
+
     def __init__(self, kernel: Kernel, defined: dict[str, Kernel]):
         self.kernel, self.defined, self.instances = kernel, defined, 0
+
+    def link(self) -> None:
+        statements, labels = self.kernel.statements, self.kernel.labels
+        self.kernel.statements, self.kernel.labels = [], {}
+        self.append(statements, labels, "", 0)
 
     def append(self, statements: list[Statement], labels: dict[str, int], scope: str, depth: int) -> None:
         """Append statements. scope: suffix of the instance's own names, empty for the kernel's."""

@@ -35,7 +35,6 @@ _SAMPLES = (0.18, 0.47, 0.83)  # positions in the grid, because causal launches 
 _WHOLE = 0.9  # share of the bytes of written sectors from which on they count as written whole
 _COUNTED, _GOLDEN = 20, 0.6180339887498949  # CTAs counted: spread evenly over every dimension of the grid
 
-
 # Fitted to published times (`calibration`), the same values for all machines.
 L2_BYTES = 40.0  # of L2, a cycle and SM
 START, LIFE = 120.0, 700.0  # cycles of a CTA's start and end: issue slots of its SM; latency
@@ -80,7 +79,9 @@ def estimate(launch, machine: Machine, compiled: dict[str, Any] | None = None) -
     """
     launch = launches.Launch.of(launch)
     if launch.options.get("num_ctas", 1) > 1:
-        raise PtxError(f"{launch.name}: no estimate of clusters (num_ctas): no published time of one was fitted")
+        raise PtxError(
+            f"{launch.kernel.__name__}: no estimate of clusters (num_ctas): no published time of one was fitted"
+        )
     if compiled is None:
         compiled = machine_code.static_record(launch, machine.arch)
     tensors = {id(t): t for t in launch.arguments.values() if isinstance(t, Tensor)}
