@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+#: variables of a process that may fork
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 TRACE_ME, SYSCALL, SET_OPTIONS, GOOD = 0, 24, 0x4200, 1  # PTRACE_..., PTRACE_O_TRACESYSGOOD
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def allowed() -> bool:
@@ -96,15 +96,6 @@ def at_every_call(prepare: Callable[[], object], function: Callable[[], object],
         if not killed:
             return n - 1
         n += 1
-
-
-def in_a_process(code: str, *arguments) -> str:
-    """Return the output of Python code in a new process with one thread, which may fork."""
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def fast_folder(tmp_path: Path) -> Path:

@@ -2,8 +2,6 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from retro_bench.__main__ import main as harness
 from retro_kernels import __version__
 from retro_model.commands import __main__ as program
+from tests.fresh import python
 
 LIGHT = [*program.COMMANDS]
 HEAVY = "torch", "numpy", "transformers", "rich", "starlette", "retro_kernels", "dask", "distributed", "matplotlib"
@@ -25,16 +24,9 @@ print(said.getvalue())
 """
 
 
-def run(*arguments: str) -> tuple[str, str]:
-    """Return the slow modules that were loaded, and the output."""
-    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True)
-    loaded, _, said = done.stdout.partition("\n")
-    return loaded, said + done.stderr
-
-
 @pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in LIGHT)], ids=" ".join)
 def test_help_loads_nothing_heavy_and_says_what_the_command_does(arguments):
-    loaded, said = run(*arguments)
+    loaded, _, said = python("-c", CODE, *arguments).partition("\n")
     assert loaded == "[]"
     assert said.startswith("usage: retro-model") and "python -m" not in said
     about = said.split("\n\n")[1]

@@ -3,8 +3,6 @@
 import importlib.util
 import inspect
 import json
-import os
-import subprocess
 import sys
 import typing
 from pathlib import Path
@@ -12,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import retro_kernels as rk
+from tests.fresh import ROOT, python
 from tests.test_readme import BLOCKS
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 sys.path.append(str(EXAMPLES))  # as for `python examples/NAME.py`: examples import `baseline`
 
@@ -25,6 +23,12 @@ def example(name: str):
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def of_two_processes(name: str, *words) -> str:
+    """Return the output of an example that torchrun starts twice."""
+    program = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLES / name)
+    return python(*program, *words, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
 
 
 def test_cca_in_a_training_step():
@@ -54,19 +58,8 @@ def test_own_gpt_in_a_group_of_one_process(monkeypatch, capsys):
 
 @pytest.mark.nightly
 def test_own_gpt_on_two_processes():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        EXAMPLES / "own_gpt_with_cca.py",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "--ddp", "--steps", "2"], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("step 1") == 1 and done.stdout.count("new text") == 1
+    said = of_two_processes("own_gpt_with_cca.py", "--ddp", "--steps", "2")
+    assert said.count("step 1") == 1 and said.count("new text") == 1
 
 
 def test_model_steps(capsys):
@@ -87,12 +80,8 @@ def test_train_many(tmp_path):
     sizes = ["--chunk-len", "16", "-k", "3", "--shards", "2", "--key-type", "float16", "--workers", "2"]
     neighbours.main([str(tmp_path), "--documents", files, "--tokenizer", "train:400", *sizes])
     assert example("train_many").parser().parse_args([str(tmp_path)]).steps == 20
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command += [EXAMPLES / "train_many.py", tmp_path, "--sequence", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    losses = [float(line.split("loss ")[1].split(",")[0]) for line in done.stdout.splitlines()]
+    said = of_two_processes("train_many.py", tmp_path, "--sequence", "2")
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in said.splitlines()]
     assert len(losses) == 20 and losses[-1] < losses[0] - 0.3
     assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == 20
 
@@ -138,9 +127,7 @@ def test_examples_and_the_documentation_pass_a_type_checker(tmp_path):
     pytest.importorskip("mypy")
     for number, code in enumerate(BLOCKS.values()):
         (tmp_path / f"block_{number}.py").write_text(code)
-    command = [sys.executable, "-m", "mypy", "--cache-dir", ROOT / "build" / "mypy", EXAMPLES, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "mypy", "--cache-dir", ROOT / "build" / "mypy", EXAMPLES, tmp_path)
 
 
 @pytest.mark.parametrize("op", [rk.chunked_cross_attention, rk.relative_attention], ids=lambda op: op.__name__)

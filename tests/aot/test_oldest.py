@@ -4,19 +4,15 @@ With RETRO_KERNELS_EVERY_LAUNCH=1 every launch does. The oldest may refuse a con
 None in a tuple.
 """
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import KNOWN
 from tests.conftest import INTERPRETER
+from tests.fresh import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 OLDEST = ROOT / ".venv" / "oldest"
 MINIMUM = re.search(r'"triton>=([0-9.]+);', (ROOT / "pyproject.toml").read_text())[1]
 
@@ -27,15 +23,7 @@ MINIMUM = re.search(r'"triton>=([0-9.]+);', (ROOT / "pyproject.toml").read_text(
     reason=f"no triton {MINIMUM} in {OLDEST.relative_to(ROOT)}: `make test` puts it there",
 )
 def test_every_kernel_compiles_with_the_oldest_triton():
-    done = subprocess.run(
-        [sys.executable, "-m", __name__],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(OLDEST)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    version, *kernels = done.stdout.split()
+    version, *kernels = python("-m", __name__, PYTHONPATH=str(OLDEST)).split()
     assert version.startswith(MINIMUM + ".")
     assert set(kernels) == {case.launch.name for _, case in aot.cases(KNOWN[90])}
 

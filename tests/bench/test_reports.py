@@ -1,7 +1,6 @@
 """Reports, comparison, static metrics and the machine-code reader, on hand-made records and listings."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -9,9 +8,10 @@ import pytest
 import retro_bench
 from retro_bench.commands import ab as ab_command
 from retro_bench.compare import ab
-from retro_bench.records import environment, machines, record
+from retro_bench.records import machines, record
 from retro_bench.report import html, markdown, terminal
 from tests.bench.helpers import static_record, timed
+from tests.fresh import python
 
 
 def test_terminal_table_names_the_best_rival_of_the_same_function():
@@ -158,8 +158,7 @@ def test_what_measures_nothing_needs_no_torch(command, tmp_path):
     arguments = [part.format(path=tmp_path / "a.jsonl") for part in command.split()]
     loaded = "'torch._C' in sys.modules, 'triton' in sys.modules"
     code = f"import sys, retro_bench; code = retro_bench.main({arguments!r}); print(code, {loaded})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "0 False False", done.stdout + done.stderr
+    assert python("-c", code).splitlines()[-1] == "0 False False"
 
 
 def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):

@@ -15,6 +15,7 @@ from retro_model import checkpoint, training
 from retro_model.base import disk
 from tests import killing
 from tests.conftest import INTERPRETER
+from tests.fresh import python
 from tests.model import toys
 
 pytestmark = pytest.mark.skipif(INTERPRETER or not torch.distributed.is_available(), reason="needs torch.distributed")
@@ -190,7 +191,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(saved, form):
 
 
 KILLED = """
-import shutil
+import shutil, sys
 from pathlib import Path
 import torch
 from tests import killing
@@ -243,7 +244,8 @@ def test_a_kill_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
     """At four places of a first save and of a second one; the next save removes the leftovers."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
-    said = killing.in_a_process(KILLED, tmp_path / "there", killing.fast_folder(tmp_path))
+    where = tmp_path / "there", killing.fast_folder(tmp_path)
+    said = python("-c", KILLED, *where, **killing.ONE_THREAD)
     assert said.splitlines() == ["True True 0 2 2", "True True 1 2 2"]
 
 

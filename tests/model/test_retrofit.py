@@ -4,8 +4,6 @@ causality.
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from retro_model.retrofit import retrofit
 from retro_model.retrofit.new import RetrofittedDecoder
+from tests.fresh import python
 from tests.model import decoders
 
 transformers = pytest.importorskip("transformers")
@@ -304,7 +303,7 @@ def test_the_function_has_the_name_of_its_package():
     ]
     code = "import os, torch\nif os.fork():\n    assert os.wait()[1] == 0\n    import retro_model\n"
     code += "else:\n    from retro_model.retrofit import base\n"
-    subprocess.run([sys.executable, "-c", code + "\n".join(same)], check=True)
+    python("-c", code + "\n".join(same))
 
 
 SIZES = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=2)

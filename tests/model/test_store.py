@@ -20,6 +20,7 @@ from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.data.tokens import BOS, PAD, Tokenizer
 from tests import killing
+from tests.fresh import ROOT, python
 from tests.model.data import build_small as build
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 3, "naïve café €100 😀", "<pad> is <bos>", "x"]
@@ -226,7 +227,7 @@ def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
         (tmp_path / "s").mkdir()
         (tmp_path / "s/.store.json.lock").write_text("process 1 on nowhere\n")
     command = [sys.executable, "-c", BUILDER, tmp_path / "s"]
-    with subprocess.Popen(command, cwd=killing.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "building\n"
         with monkeypatch.context() as patch:
             patch.setattr(files, "checksum", lambda *_: pytest.fail("it reads"))
@@ -270,7 +271,7 @@ def test_other_builders_are_refused_too(tmp_path):
 
 
 KILLED = """
-import shutil
+import shutil, sys
 from pathlib import Path
 from tests import killing
 from tests.model.data import build_small as build
@@ -293,4 +294,5 @@ print(killing.at_every_call(lambda: shutil.rmtree(here, ignore_errors=True), act
 def test_a_build_killed_at_any_system_call_continues_bitwise(tmp_path):
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
-    assert int(killing.in_a_process(KILLED, tmp_path / "whole", killing.fast_folder(tmp_path))) > 40
+    where = tmp_path / "whole", killing.fast_folder(tmp_path)
+    assert int(python("-c", KILLED, *where, **killing.ONE_THREAD)) > 40

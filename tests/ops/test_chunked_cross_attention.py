@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, guard_bands, inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import in_types
-from tests.ops.same import assert_repeats
 
 OP = "chunked_cross_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -57,11 +56,6 @@ def test_values_and_gradients(backend, name, dtype):
     compare.check(OP, call(3, dtype=dtype, **CASES[name]), backend)
 
 
-@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
-def test_layouts_give_the_same_bits(backend, view):
-    compare.check_layout(OP, call(5, gate=True, mask="token", E=8), backend, view)
-
-
 def test_rows_that_attend_nothing(backend):
     kw = call(7, mask="neighbour")
     kw["neighbour_mask"][:, 1] = False
@@ -79,7 +73,3 @@ def test_decoding_equals_the_whole(backend):
         out, step_lse = rk.chunked_cross_attention(**step, return_lse=True, backend=backend)
         torch.testing.assert_close(out, whole[:, start : start + n])
         torch.testing.assert_close(step_lse, lse[:, :, start : start + n])
-
-
-def test_repeats_bitwise(backend):
-    assert_repeats(OP, call(13, gate=True, dropout_p=0.2, heads="shared"), backend)

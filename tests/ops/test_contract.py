@@ -5,10 +5,7 @@ requires_grad.
 import contextlib
 import functools
 import itertools
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import retro_kernels as rk
 from retro_kernels.core import dispatch, operator
 from retro_kernels.core.arguments import CALLS
-from retro_kernels.testing import guard_bands, inputs
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import COMPILED, INTERPRETER, before_the_kernels, fast_backends, with_backends
+from tests.fresh import python
 from tests.ops.calls import BUILDERS, floats, outputs
 
 OPTIONS = {
@@ -188,6 +186,27 @@ def test_masks_documents_gates_and_decays_may_have_any_stride(op, backend):
         assert torch.equal(a, b)
 
 
+#: masks, documents and a relative query of its own
+WHOLE = {"chunked_cross_attention": {"E": 8}, "relative_attention": {"E": 8, "segments": True}}
+
+
+@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("op, backend", [(op, b) for op in SMALL if op != "topk_chunks" for b in fast_backends(op)])
+def test_layouts_give_the_same_bits(op, backend, view):
+    """In topk_chunks, which has a test of its own, the order of sums may depend on the layout."""
+    compare.check_layout(op, SMALL[op](**WHOLE.get(op, {})), backend, view)
+
+
+@pytest.mark.parametrize("op, backend", [pair for pair in EVERY if "dropout_p" in CALLS[pair[0]]._fields])
+def test_a_seed_repeats_every_bit_and_another_gives_another_output(op, backend):
+    kw, runs = SMALL[op](dropout_p=0.2, heads="shared"), []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        runs.append(compare.run(op, kw, backend))
+    assert all(torch.equal(runs[1][name], value) for name, value in runs[0].items())
+    assert not torch.equal(runs[2]["out0"], runs[0]["out0"])
+
+
 @every
 def test_empty_inputs(op, backend):
     kw = SMALL[op]()
@@ -343,10 +362,9 @@ def test_compiled_graphs_on_disk_are_read_by_equal_sources_only(tmp_path):
     shutil.copytree(Path(rk.__file__).parent, tmp_path / "retro_kernels")
     with (tmp_path / "retro_kernels" / "ops" / "_dropout.py").open("a") as file:
         file.write("#")
-    command = [sys.executable, "-c", "import retro_kernels, torch; print(torch.compiler.config.cache_key_tag)"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    own, package, digest = done.stdout.split()
+    code = "import retro_kernels, torch; print(torch.compiler.config.cache_key_tag)"
+    said = python("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCH_COMPILE_CACHE_KEY_TAG="mine")
+    own, package, digest = said.split()
     assert (own, package, len(digest)) == ("mine", "retro_kernels", 12)
     assert digest not in torch.compiler.config.cache_key_tag and package in torch.compiler.config.cache_key_tag
 

@@ -5,7 +5,6 @@ import mmap
 import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ import retro_kernels as rk
 from retro_kernels import cpu_lib as cpu
 from retro_kernels import extensions
 from retro_kernels.testing import inputs
+from tests.fresh import python
 
 pytestmark = pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason=str(extensions.unavailable("_cpu")))
 
@@ -54,11 +54,8 @@ from retro_kernels import info
 print(rk.backends()['topk_chunks']['cpu'].reason)
 info.lines()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "mmx"}, capture_output=True, text=True
-    )
-    assert done.stdout.startswith("RETRO_KERNELS_ISA: unknown instruction set mmx; have: portable"), done.stderr
-    assert done.returncode == 0, done.stderr
+    said = python("-c", code, RETRO_KERNELS_ISA="mmx")
+    assert said.startswith("RETRO_KERNELS_ISA: unknown instruction set mmx; have: portable")
 
 
 def _run_in_child(kw, connection):
@@ -93,8 +90,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 
 
 def test_a_child_forked_before_the_first_call_does_not_wait_for_its_parents_threads():
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
-    assert done.stdout == "0\n", (done.stdout, done.stderr)
+    assert python("-c", CHILD) == "0\n"
 
 
 FIRST = """
@@ -113,10 +109,8 @@ print(extensions.extension("_cpu").isa_name())
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_thousands_of_threads_are_not_started():
     """Nor does a first call import torch's compiler. The environment chooses its instruction set."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "RETRO_KERNELS_ISA": "portable"}
-    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, env=environ)
-    threads, compiler, isa = done.stdout.split()
-    assert int(threads) < max(16, os.cpu_count()) and compiler == "False" and isa == "portable", done.stderr
+    threads, compiler, isa = python("-c", FIRST, OMP_NUM_THREADS="1", RETRO_KERNELS_ISA="portable").split()
+    assert int(threads) < max(16, os.cpu_count()) and compiler == "False" and isa == "portable"
 
 
 def test_a_stale_extension_is_a_reason_like_any_other():
@@ -142,8 +136,7 @@ def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path):
         assert extensions._damage(cut), share
     assert extensions._damage(library) is None
     code = "import retro_kernels as rk; print(rk.backends()['topk_chunks']['cpu'].reason)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.startswith("the extension retro_kernels._cpu is damaged: "), done.stderr
+    assert python("-c", code, cwd=tmp_path).startswith("the extension retro_kernels._cpu is damaged: ")
 
 
 def advised(address: int) -> bool:

@@ -1,14 +1,12 @@
 """The CPU kernels: every instruction set, edges of blocks and tasks, threads, exact properties of few rows."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import retro_kernels as rk
 from retro_kernels import extensions
 from retro_kernels.testing import assert_passes, compare, inputs
+from tests.fresh import python
 from tests.ops.calls import BUILDERS, floats
 
 from .test_cpu_infrastructure import isas
@@ -323,8 +321,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 def test_memory_is_linear():
     """One matrix [N,N] of 16384 tokens takes 1 GiB; forward and backward use less than an eighth of it."""
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
-    assert int(done.stdout) < 128 * 1024, done.stderr  # KiB
+    assert int(python("-c", MEMORY)) < 128 * 1024  # KiB
 
 
 # ---------------------------------------------------------------- top-k

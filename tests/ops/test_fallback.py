@@ -1,7 +1,5 @@
-"""Without the extension the reference serves, and one warning gives the reason and the remedy."""
+"""Backends that cannot serve: one warning or an error gives the reason and the remedy, and another backend serves."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +8,10 @@ import torch
 from retro_kernels import extensions, triton_lib
 from retro_kernels.compile.target import Target
 from retro_kernels.ops.topk_chunks import cuda
+from tests.conftest import INTERPRETER
+from tests.fresh import python
 
-CODE = """
+NOT_BUILT = """
 import sys, warnings, torch
 sys.modules["retro_kernels._cpu"] = None  # what an import finds where it was not built
 import retro_kernels as rk
@@ -28,10 +28,8 @@ print(*[str(one.message) for one in said if one.category is RuntimeWarning], sep
 """
 
 
-def test_said_once_with_the_remedy_and_not_where_no_kernel_is_missed():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    before, said = done.stdout.splitlines()
+def test_a_lacking_extension_is_said_once_with_the_remedy_and_not_where_no_kernel_is_missed():
+    before, said = python("-c", NOT_BUILT).splitlines()
     assert before == "0"
     assert "leaky_average" in said and "retro_kernels._cpu was not built (python setup.py build_ext --inplace" in said
 
@@ -57,3 +55,31 @@ def test_a_card_that_is_too_old_is_named(monkeypatch, arch):
     half = torch.ones(1, 8, 8, dtype=torch.bfloat16)
     call = SimpleNamespace(query=half, key=half)
     assert cuda.unsupported_on(call, card) == f"sm_{arch} has no asynchronous copies; needs sm_80"
+
+
+HALVES = """
+import torch
+import retro_kernels as rk
+from retro_kernels.core import dispatch
+from tests.ops.calls import BUILDERS
+
+for op in dispatch.OPS:
+    if dispatch.exists(op, "triton"):
+        kw = BUILDERS[op](1, dtype=torch.bfloat16)
+        getattr(rk, op)(**kw)  # another backend serves it
+        try:
+            getattr(rk, op)(**kw, backend="triton")
+        except ValueError as error:
+            print(error)
+"""
+
+
+@pytest.mark.skipif(INTERPRETER, reason="the interpreter of this process is repaired")
+@pytest.mark.skipif(triton_lib.unavailable() == "triton is not installed", reason="needs triton")
+def test_the_interpreter_without_the_repairs_of_the_tests_refuses_bfloat16_by_name():
+    """The interpreter takes the bits of bfloat16 for integers, which gives values of 1e8."""
+    refused = python("-c", HALVES, TRITON_INTERPRET="1").splitlines()
+    assert len(refused) == 6
+    for line in refused:
+        assert "backend: 'triton' cannot serve this call of" in line
+        assert "is torch.bfloat16, whose bits Triton's interpreter takes for integers; use float32" in line

@@ -5,7 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import extensions
-from retro_kernels.testing import compare, guard_bands, inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import in_types
 
 OP = "leaky_average"
@@ -72,11 +72,6 @@ def test_the_gradient_of_decay_is_not_summed_step_by_step(backend):
     want = cancelling("reference", torch.float64)
     for name in (backend, "reference"):
         compare.assert_passes(f"{name} grad_decay", cancelling(name, torch.float32), want, None, torch.float32)
-
-
-@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
-def test_layouts_give_the_same_bits(backend, view):
-    compare.check_layout(OP, inputs.leaky(5), backend, view)
 
 
 @pytest.mark.parametrize("N", [40, 300])

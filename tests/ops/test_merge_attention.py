@@ -113,24 +113,3 @@ def test_definition_by_gradcheck():
     kw = inputs.merged(2, dtype=torch.float64, P=3, B=1, N=2, H=1, D=3)
     leaves = [value.requires_grad_() for value in kw.values()]
     assert torch.autograd.gradcheck(lambda outs, lses: rk.merge_attention(outs, lses, backend="reference"), leaves)
-
-
-OUTS, LSES = torch.ones(1, 3, 2, 16), torch.ones(1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("outs", "lses", "error", "words"),
-    [
-        ([OUTS], [LSES], ValueError, r"outs: expected 2 or more tensors \[B,N,H,D\]; got 1"),
-        (3, LSES, TypeError, "outs: expected a sequence of tensors"),
-        ([OUTS, OUTS[:, :2]], [LSES] * 2, ValueError, r"outs\[1\]: expected \[B,N,H,D\] with N=3; got N=2"),
-        ([OUTS, OUTS.half()], [LSES] * 2, TypeError, r"outs\[1\]: expected torch.float32 \(the type of outs\[0\]\)"),
-        ([OUTS] * 2, [LSES] * 3, ValueError, r"lses: expected \[P,B,H,N\] with P=2; got P=3"),
-        ([OUTS] * 2, [LSES.mT] * 2, ValueError, r"lses: expected \[P,B,H,N\] with H=2; got H=3"),
-        ([OUTS.half()] * 2, [LSES.half()] * 2, TypeError, "lses: expected torch.float32; got torch.float16"),
-        (torch.stack([OUTS]), torch.stack([LSES]), ValueError, "outs: expected .* with P >= 2; got P=1"),
-    ],
-)
-def test_errors(outs, lses, error, words):
-    with pytest.raises(error, match=words):
-        rk.merge_attention(outs, lses)

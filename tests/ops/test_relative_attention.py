@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, guard_bands, inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import in_types
-from tests.ops.same import assert_repeats
 
 OP = "relative_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -110,11 +109,6 @@ def test_the_farthest_positions(backend, far):
         torch.testing.assert_close(outside[name], value, msg=name)
 
 
-@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
-def test_layouts_give_the_same_bits(backend, view):
-    compare.check_layout(OP, call(7, B=2, key_mask=True, segments=True, E=8), backend, view)
-
-
 def test_rows_that_see_nothing(backend):
     kw = call(9, B=2, causal=True, causal_gap=1, key_mask=True)
     kw["key_mask"][1, :3] = False
@@ -152,7 +146,3 @@ def test_decoding_equals_the_whole(backend):
             out, step_lse = rk.relative_attention(**step, return_lse=True, backend=backend)
             torch.testing.assert_close(out, whole[:, start:end])
             torch.testing.assert_close(step_lse, lse[:, :, start:end])
-
-
-def test_repeats_bitwise(backend):
-    assert_repeats(OP, call(15, dropout_p=0.2, heads="shared", causal=True), backend)

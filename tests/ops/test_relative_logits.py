@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, guard_bands, inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import in_types
 
 OP = "relative_logits"
@@ -60,8 +60,3 @@ def test_they_are_the_attentions(backend):
     weights = ((content + position) / 4).softmax(-1)
     want = rk.relative_attention(**kw, backend="reference")
     torch.testing.assert_close(torch.einsum("bhns,bshd->bnhd", weights, kw["value"]), want)
-
-
-@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
-def test_layouts_give_the_same_bits(backend, view):
-    compare.check_layout(OP, inputs.relative_logits(8), backend, view)

@@ -1,4 +1,4 @@
-"""Bad input, one test per rule: type of the error, named argument, expected and given value."""
+"""Bad input of every op, one test per rule: type of the error, named argument, expected and given value."""
 
 import re
 import warnings
@@ -186,6 +186,57 @@ LEAKY = {
     },
 }
 
+OUTS, LSES = torch.ones(1, 3, 2, 16), torch.ones(1, 2, 3)
+MERGE = {
+    TypeError: {
+        "outs: expected a sequence of tensors": dict(outs=3),
+        "outs[1]: expected torch.float32 (the type of outs[0])": dict(outs=[OUTS, OUTS.half()], lses=[LSES] * 2),
+        "lses: expected torch.float32; got torch.float16": dict(outs=[OUTS.half()] * 2, lses=[LSES.half()] * 2),
+    },
+    ValueError: {
+        "outs: expected 2 or more tensors [B,N,H,D]; got 1": dict(outs=[OUTS], lses=[LSES]),
+        "outs: expected [P,B,N,H,D] with P >= 2; got P=1": dict(outs=OUTS[None], lses=LSES[None]),
+        "outs[1]: expected [B,N,H,D] with N=3; got N=2": dict(outs=[OUTS, OUTS[:, :2]], lses=[LSES] * 2),
+        "lses: expected [P,B,H,N] with P=2; got P=3": dict(outs=[OUTS] * 2, lses=[LSES] * 3),
+        "lses: expected [P,B,H,N] with H=2; got H=3": dict(outs=[OUTS] * 2, lses=[LSES.mT] * 2),
+    },
+}
+
+NORM = {
+    TypeError: {
+        "input: expected a torch.Tensor; got list": dict(input=[1.0]),
+        "input: expected float32, float16, bfloat16 or float64; got torch.int64": dict(input=torch.ones(2, 16).long()),
+        "weight: expected torch.float32; got torch.float16": dict(weight=torch.zeros(16).half()),
+        "eps: expected a number; got str": dict(eps="small"),
+    },
+    ValueError: {
+        "input: expected [...,D] with D=16; got [2, 19, 15]": dict(input=torch.zeros(2, 19, 15)),
+        "weight: expected [D] (1 dimensions); got shape [1, 16]": dict(weight=torch.zeros(1, 16)),
+        "weight: expected the device of input, cpu; got meta": dict(weight=torch.zeros(16, device="meta")),
+        "eps: expected a number >= 0; got -1.0": dict(eps=-1.0),
+        "backend: expected None or one of": dict(backend="mkl"),
+    },
+}
+
+ENTROPY = {
+    TypeError: {
+        "input: expected a torch.Tensor; got list": dict(input=[1.0]),
+        "input: expected float32, float16, bfloat16 or float64; got torch.int64": dict(input=lambda t: t.long()),
+        "target: expected torch.int64; got torch.int32": dict(target=lambda t: t.int()),
+        "ignore_index: expected an int; got float": dict(ignore_index=-100.0),
+    },
+    ValueError: {
+        "input: expected [T,V] (2 dimensions); got shape [19]": dict(input=torch.zeros(19)),
+        "input: expected [T,V] with V >= 1; got V=0": dict(input=torch.zeros(19, 0)),
+        "input: expected a contiguous last dimension": dict(input=torch.zeros(33, 19).mT),
+        "target: expected [T] with T=19; got T=18": dict(target=lambda t: t[1:]),
+        "target: expected 0 to V-1=32 or ignore_index=-100; got 33": dict(target=torch.full((19,), 33)),
+        "target: expected 0 to V-1=32 or ignore_index=7; got -100": dict(
+            target=torch.full((19,), -100), ignore_index=7
+        ),
+        "reduction: expected 'none', 'sum' or 'mean'; got 'max'": dict(reduction="max"),
+    },
+}
 
 TABLES = {
     "chunked_cross_attention": CCA,
@@ -193,18 +244,25 @@ TABLES = {
     "relative_logits": LOGITS,
     "topk_chunks": TOPK,
     "leaky_average": LEAKY,
+    "merge_attention": MERGE,
+    "rms_norm": NORM,
+    "cross_entropy": ENTROPY,
 }
+#: few rows, which torch's own function serves, and many, which a kernel serves
+SIZES = {"rms_norm": ({}, dict(N=5000))}
 CALLS = [
-    pytest.param(op, error, words, change, id=f"{op}-{words[:60]}")
+    pytest.param(op, sizes, error, words, change, id=f"{op}-{words[:60]}")
     for op, table in TABLES.items()
+    for sizes in SIZES.get(op, ({},))
     for error, rows in table.items()
     for words, change in rows.items()
 ]
 
 
-@pytest.mark.parametrize("op, error, words, change", CALLS)
-def test_the_error_names_the_argument(op, error, words, change):
-    kw = BUILDERS[op]()
+@pytest.mark.parametrize("named", [{}, {"backend": "reference"}], ids=["", "reference"])
+@pytest.mark.parametrize("op, sizes, error, words, change", CALLS)
+def test_the_error_names_the_argument(op, sizes, error, words, change, named):
+    kw = BUILDERS[op](**sizes) | named
     kw |= {name: value(kw[name]) if callable(value) else value for name, value in change.items()}
     with pytest.raises(error, match=re.escape(words)):
         getattr(rk, op)(**kw)
