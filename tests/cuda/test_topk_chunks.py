@@ -20,6 +20,7 @@ from retro_kernels.compile.target import NVIDIA
 from retro_kernels.ops.topk_chunks import cuda as backend
 from retro_kernels.ops.topk_chunks.call import TopkChunks
 from retro_kernels.testing import inputs
+from tests.ops.calls import resolved
 from tools import build_extensions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,9 +28,7 @@ SOURCE = ROOT / "csrc" / "cuda" / "topk_chunks.cu"
 
 
 def problem(seed, **options) -> TopkChunks:
-    kw = inputs.topk(seed, integers=True, **options)
-    defaults = dict(metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None)
-    return TopkChunks(**{**defaults, **kw})
+    return resolved("topk_chunks", inputs.topk(seed, integers=True, **options))
 
 
 def test_constants_agree_with_the_header():

@@ -4,6 +4,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
+from retro_kernels.core.arguments import CALLS
 from retro_kernels.testing import inputs
 
 BUILDERS = {
@@ -30,6 +31,15 @@ def outputs(op: str, kw: dict, backend: str | None = None, lse: bool = False) ->
     more = {"return_lse": True} if lse and op in ("chunked_cross_attention", "relative_attention") else {}
     outs = getattr(rk, op)(**kw, **more, backend=backend)
     return outs if isinstance(outs, tuple) else (outs,)
+
+
+def resolved(op: str, kw: dict):
+    """Return the arguments of the raw operator."""
+    call_type = CALLS[op]
+    defaults = {"causal": False, "dropout_p": 0.0, "query_start": 0, "metric": "dot"}
+    defaults |= {"query_offset": 0} if op in ("topk_chunks", "relative_logits") else {"causal_gap": 0}
+    given = defaults | call_type._field_defaults | kw
+    return call_type(**{name: given.get(name) for name in call_type._fields}).checked()
 
 
 def floats(kw: dict) -> list[str]:

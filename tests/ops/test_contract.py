@@ -19,7 +19,7 @@ from retro_kernels.core.arguments import CALLS
 from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import COMPILED, INTERPRETER, before_the_kernels, fast_backends, with_backends
 from tests.fresh import python
-from tests.ops.calls import BUILDERS, floats, outputs
+from tests.ops.calls import BUILDERS, floats, outputs, resolved
 
 OPTIONS = {
     "chunked_cross_attention": {"B": 1, "N": 6, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
@@ -31,16 +31,6 @@ OPTIONS = {
 SMALL = {op: functools.partial(build, seed=1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
 EVERY = with_backends(dispatch.OPS)
 every = pytest.mark.parametrize("op, backend", EVERY)
-
-
-def resolved(op, kw):
-    """Return the arguments of the raw operator."""
-    call_type = CALLS[op]
-    defaults = {"causal": False, "causal_gap": 0, "dropout_p": 0.0, "query_start": 0, "metric": "dot"}
-    defaults |= call_type._field_defaults
-    if op in ("topk_chunks", "relative_logits"):
-        defaults["query_offset"] = 0
-    return call_type(**{f: kw.get(f, defaults.get(f)) for f in call_type._fields}).checked()
 
 
 def total(op, kw, backend):

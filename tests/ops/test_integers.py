@@ -13,7 +13,8 @@ from retro_kernels.core import arguments
 from retro_kernels.core.arguments import CALLS
 from retro_kernels.testing import compare, inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
-from tests.ops.test_contract import SMALL, resolved
+from tests.ops.calls import resolved
+from tests.ops.test_contract import SMALL
 from tests.ops.test_transforms import AsModule
 
 OPS = torch.ops.retro_kernels

@@ -31,10 +31,16 @@ CASES = {
     "many query tiles": dict(B=1, Q=50, S=70, k=9),
     "k of one": dict(k=1),
     "more than there are": dict(S=5, k=12),
-    "k of 128": dict(B=1, Q=3, S=150, k=128),
+    "list of 16": dict(B=1, Q=3, S=200, k=16),
+    "list of 17": dict(B=1, Q=3, S=200, k=17),
+    "k of 128": dict(B=1, Q=3, S=200, k=128),
+    "k of 128, few keys": dict(B=1, Q=3, S=37, k=128, causal_gap=0, query_offset=37),
     "one wide": dict(D=1),
     "three wide": dict(D=3),
     "seventeen wide": dict(D=17, **ALL_MASKS),
+    "twenty-four wide": dict(D=24),
+    "a hundred wide": dict(D=100),
+    "a hundred and thirty wide": dict(D=130),
 }
 
 
@@ -204,13 +210,14 @@ def test_l2_where_only_the_square_of_the_query_overflows(backend):
     assert indices.flatten().tolist() == [1, 2] and scores.isfinite().all()
 
 
-@pytest.mark.parametrize("sizes", [dict(S=0), dict(Q=0), dict(B=0, shared=True)], ids=str)
+@pytest.mark.parametrize("sizes", [dict(S=0), dict(Q=0), dict(B=0, shared=True), dict(causal_gap=60)], ids=str)
 def test_nothing_to_search(backend, sizes):
+    """The upstream gradient of an empty slot may be NaN and does not arrive."""
     kw = inputs.differentiable(inputs.topk(9, **sizes))
     scores, indices = rk.topk_chunks(**kw, backend=backend)
     assert scores.shape == indices.shape == (*kw["query"].shape[:2], 4)
     assert (scores == -torch.inf).all() and (indices == -1).all()
-    query, key = torch.autograd.grad(scores, (kw["query"], kw["key"]), torch.ones_like(scores))
+    query, key = torch.autograd.grad(scores, (kw["query"], kw["key"]), torch.full_like(scores, torch.nan))
     assert (query == 0).all() and (key == 0).all()
 
 
@@ -230,6 +237,16 @@ def test_gradients_are_those_of_the_dense_formulation(backend, metric):
     want = torch.autograd.grad(selected, (query, key), g.double().masked_fill(indices < 0, 0))
     for name, a, b in zip(("query", "key"), got, want, strict=True):
         compare.assert_passes(f"grad_{name}", a, b, None, torch.float32)
+
+
+def test_a_popular_key_gathers_every_query(backend):
+    """More than one step of the segment sum: all 2*40 queries choose key 3, most also key 9."""
+    kw = inputs.topk(9, Q=40, S=12, D=16, k=2, shared=True)
+    kw["query"] = kw["query"].abs()
+    kw["key"][0, 3] = 50.0
+    kw["key"][0, 9] = 20.0
+    got = compare.check(OP, kw, backend)
+    assert (got["out1"][..., 0] == 3).all()
 
 
 def test_expanded_gradient(backend):
