@@ -46,6 +46,14 @@ def copy(to: Path, like: Path = ROOT, binaries: bool = True) -> Path:
     return to
 
 
+def replace(path: Path, old: str, new: str) -> None:
+    """Replace a text that occurs once in a file. Raises ValueError otherwise, as for an outdated fault."""
+    text = path.read_text()
+    if text.count(old) != 1:
+        raise ValueError(f"{path.name}: expected {old!r} once; got {text.count(old)} of it")
+    path.write_text(text.replace(old, new))
+
+
 def build(tree: Path, isas: str, **flags: str) -> subprocess.CompletedProcess:
     """Build the extensions of a copy, for portable and these instruction sets. flags: settings for setup.py."""
     return subprocess.run(

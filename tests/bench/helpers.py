@@ -17,12 +17,18 @@ def wrong(scale):
     return retro_bench.Contender("relative_attention", "mine", kernel, role="ours")
 
 
+def rates(bytes_per_s: float, flops_per_s: float | None = None) -> dict:
+    """Return ceilings of a machine; the same number of FLOPs as of bytes unless given."""
+    flops = {"float32": bytes_per_s if flops_per_s is None else flops_per_s, "bfloat16": None}
+    return {"bytes_per_s": bytes_per_s, "cached_bytes_per_s": None, "cache_bytes": None, "flops_per_s": flops}
+
+
 def timed(op="leaky_average", backend="cpu", case="a", seconds=1e-3, status="ok", **more):
     passed = status == "ok"
     names = {"op": op, "backend": backend, "role": "ours", "dtype": "float32", "mode": "fwd", "status": status}
     names |= {"run": "r", "case": {"name": case, "shape": {}}, "git": {"sha": "abc", "dirty": False}, "seed": 1}
     machine = {"environment": {"torch": "2", "triton": None, "threads": 2}, "device": {"name": "a processor"}}
-    machine |= {"ceilings": {"bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11, "bfloat16": None}}}
+    machine |= {"ceilings": rates(1e10, 1e11)}
     errors = {"frobenius": 1e-7, "maximum": 1e-6, "limit": 1e-6, "yardstick": 5e-7, "passed": passed}
     made = record.blank(**names, **machine) | {
         "reason": None if passed else "because",

@@ -31,14 +31,10 @@ class Plant:
     caught_as: str = ""
 
     def apply(self, tree: Path) -> None:
-        """Raises ValueError unless the old text occurs exactly once."""
         path = tree / self.path
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(
-                f"plant {self.name!r}: {self.old!r} stands {text.count(self.old)} times in {self.path}; expected once"
-            )
-        path.write_text((f"#include <{self.include}>\n" if self.include else "") + text.replace(self.old, self.new))
+        trees.replace(path, self.old, self.new)
+        if self.include:
+            path.write_text(f"#include <{self.include}>\n" + path.read_text())
 
 
 HINT = Plant(

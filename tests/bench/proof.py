@@ -1,8 +1,7 @@
-"""Plant faults in a copy of this tree and print the verdicts of `ab`: python -m tests.bench.proof [--only GROUP].
+"""Plant faults in a copy of this tree and print the verdicts of `ab`: python -m tests.bench.proof.
 
-Groups: slower (a C++ kernel that idles for 5% and 10% of its time), same (a tree against itself, with and without a
-process that keeps one core busy). It takes minutes; the C++ of the copy is built once. test_planted.py has the faults
-that need no timing.
+A C++ kernel idles for 5% and 10% of its time; then a tree is compared with itself, with and without a process that
+keeps one core busy. It takes minutes. test_planted.py has the faults that need no timing.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from pathlib import Path
 from retro_bench.compare import ab as trees
 from tests.bench import plants
 
-GROUPS = ("slower", "same")
-QUICK = ["--no-static", "--no-build", "--dtype", "float32", "--mode", "fwd", "--threads", "1"]
-TIMED = [*QUICK, "--op", "topk_chunks", "--case", "rpt-retriever"]
+TIMED = ["--no-static", "--no-build", "--dtype", "float32", "--mode", "fwd", "--threads", "1"]
+TIMED += ["--op", "topk_chunks", "--case", "rpt-retriever"]
 HEADER = """\
 | planted | expected | exit code | verdict | head/base | interval | control | minutes |
 |---|---|---|---|---|---|---|---|"""
@@ -46,9 +44,9 @@ class Row:
         )
 
 
-def ab(planted: str, expected: tuple[int, ...], base: Path, head: Path, arguments: list[str]) -> Row:
+def ab(planted: str, expected: tuple[int, ...], base: Path, head: Path) -> Row:
     begun = time.monotonic()
-    command = [sys.executable, "-m", "retro_bench", "ab", "--base", str(base), *arguments]
+    command = [sys.executable, "-m", "retro_bench", "ab", "--base", str(base), *TIMED]
     environ = os.environ | {"PYTHONPATH": str(head / "bench")}
     done = subprocess.run(command, cwd=head, env=environ, capture_output=True, text=True)
     return Row(planted, expected, done.returncode, said(done.stdout, done.stderr), (time.monotonic() - begun) / 60)
@@ -63,25 +61,21 @@ def said(out: str, err: str) -> tuple[str, ...]:
     return (err.strip().splitlines() or ["nothing"])[-1][:80], "-", "-", "-"
 
 
-def slower(base: Path, head: Path, runs: int) -> Iterator[Row]:
+def rows(base: Path, head: Path, runs: int) -> Iterator[Row]:
     for percent, codes in ((5, (0, 1)), (10, (1,))):  # 5% is the threshold: a warning or a failure
         plant = plants.slower(percent)
         restored(head, plant)
         trees.build(head)
         for _ in range(runs):
-            yield ab(plant.name, codes, base, head, TIMED)
+            yield ab(plant.name, codes, base, head)
     restored(head)
     trees.build(head)
-
-
-def same(base: Path, head: Path, runs: int) -> Iterator[Row]:
-    restored(head)
     for _ in range(runs):
-        yield ab("nothing", (0,), base, head, TIMED)
+        yield ab("nothing", (0,), base, head)
     for _ in range(runs):
         busy = subprocess.Popen([sys.executable, "-c", BUSY])
         try:
-            yield ab("nothing, a core busy", (0, 3), base, head, TIMED)
+            yield ab("nothing, a core busy", (0, 3), base, head)
         finally:
             busy.kill()
             busy.wait()
@@ -96,25 +90,17 @@ def restored(head: Path, *faults: plants.Plant) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--only", choices=GROUPS, action="append", help="may be repeated")
     parser.add_argument("--runs", type=int, default=3, help="of each timed comparison (default 3)")
-    parser.add_argument(
-        "--head", type=Path, metavar="DIR", help="a clean clone of this tree to plant in, whose C++ is built already"
-    )
-    arguments = parser.parse_args()
-    groups = arguments.only or GROUPS
+    arguments, wrong = parser.parse_args(), False
     with tempfile.TemporaryDirectory(prefix="retro-proof-") as folder:
-        head = arguments.head or plants.copy_tree(Path(folder) / "head")
-        if "slower" in groups:
-            trees.build(head)
+        head = plants.copy_tree(Path(folder) / "head")
+        trees.build(head)
         base = plants.copy_tree(Path(folder) / "base", head)
         print(HEADER, flush=True)
-        rows = []
-        for group in groups:
-            for row in {"slower": slower, "same": same}[group](base, head, arguments.runs):
-                rows.append(row)
-                print(row, flush=True)
-    return int(any(row.code not in row.expected for row in rows))
+        for row in rows(base, head, arguments.runs):
+            print(row, flush=True)
+            wrong |= row.code not in row.expected
+    return int(wrong)
 
 
 if __name__ == "__main__":

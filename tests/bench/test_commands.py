@@ -11,7 +11,7 @@ import retro_bench
 from retro_bench.commands import doctor as doctor_command
 from retro_bench.commands import emulator as emulator_command
 from retro_bench.commands import estimate
-from retro_bench.measure import ceilings, runner
+from retro_bench.measure import runner
 from retro_bench.ops import relative_attention as baselines
 from retro_bench.records import environment, record
 from retro_bench.report.tables import align
@@ -82,7 +82,6 @@ def test_doctor_says_what_to_fix(monkeypatch, capsys):
 
 
 def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ceilings, "measure", lambda device: None)
     assert retro_bench.main([*PROFILE, "--trace", str(tmp_path), "--json", str(tmp_path / "a.jsonl")]) == 0
     (trace,) = tmp_path.glob("*.json")
     assert json.loads(trace.read_text())["traceEvents"]
@@ -93,7 +92,6 @@ def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypa
 
 @pytest.mark.parametrize("command", ["profile", "run"])
 def test_times_of_a_throttled_clock_are_not_recorded(tiny, tmp_path, monkeypatch, capsys, command):
-    monkeypatch.setattr(ceilings, "measure", lambda device: None)
     monkeypatch.setattr(environment, "throttled", lambda device: "heat, by the hardware")
     path, words = tmp_path / "a.jsonl", [command, *PROFILE[1:]]
     assert retro_bench.main([*words, "--json", str(path)]) == 3
@@ -106,7 +104,6 @@ def test_a_profile_that_is_interrupted_keeps_its_records(tiny, tmp_path, monkeyp
     def stops(**arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ceilings, "measure", lambda device: None)
     retro_bench.register(retro_bench.Contender("relative_attention", "stops", stops, role="ours"))
     path = tmp_path / "a.jsonl"
     command = ["profile", *QUICK, "--backend", "reference,stops", "--mode", "fwd", "--json", str(path)]
@@ -171,7 +168,6 @@ def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
 
 def test_tables_fit_a_terminal_of_80_columns(tiny, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(ceilings, "measure", lambda device: None)
     assert retro_bench.main(["list", "--device", "cpu"]) == 0
     assert retro_bench.main(PROFILE) == 0
     said = capsys.readouterr().out

@@ -14,6 +14,7 @@ from retro_bench.measure import ceilings, choose, timing
 from retro_bench.measure.pace import Pace
 from retro_bench.measure.samples import Effort
 from retro_bench.records import record
+from tests.bench.helpers import rates
 
 SLOW_S = 20.0
 
@@ -247,13 +248,12 @@ def test_a_slow_product_is_called_once_for_its_ceiling(clock):
 def test_ceilings_take_a_tenth_of_a_run_and_interrupt_no_timing(small, clock, tmp_path, monkeypatch):
     """Timing takes so long that they are due several times."""
     running, measured = [], []
-    made = {"bytes_per_s": 1e12, "cached_bytes_per_s": None, "cache_bytes": None}
 
     def measure(device):
         assert not running
         measured.append(clock())
         clock.skipped += 40
-        return made | {"flops_per_s": {"float32": 1e13, "bfloat16": None}}
+        return rates(1e12, 1e13)
 
     def outcomes(*arguments, true=timing.outcomes):
         running.append(True)

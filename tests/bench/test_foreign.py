@@ -1,8 +1,6 @@
 """`ab` in another repository: four faults are red, an empty change is green, each side imports its own code."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -49,7 +47,5 @@ def test_a_build_that_fails_and_a_folder_that_is_no_repository_are_said(reposito
     done = foreign.gate(repository, "--no-static")
     assert done.returncode == 4, done.stdout + done.stderr
     assert "--build failed in repository: decay.cpp:1:1: error" in done.stderr
-    environ = {"PYTHONPATH": f"{foreign.ROOT}:{foreign.ROOT / 'bench'}", "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-m", "retro_bench", "ab", "--base", "HEAD"]
-    outside = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    outside = foreign.bench(tmp_path, "ab", "--base", "HEAD")
     assert outside.returncode == 4 and "in no git repository" in outside.stderr

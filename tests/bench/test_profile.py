@@ -9,8 +9,8 @@ import torch
 import retro_bench
 import retro_bench.__main__ as command_line
 import retro_kernels as rk
-from retro_bench.measure import ceilings, profilers, runner, stages
 from retro_bench.measure import choose as plan
+from retro_bench.measure import profilers, runner, stages
 from retro_bench.records import environment, record
 from retro_bench.registry import CASES
 from retro_bench.report import summary
@@ -71,7 +71,6 @@ def test_calls_on_this_machine(tiny, capsys):
 @pytest.mark.parametrize(("rehearsal", "code"), [(None, 3), ("1", 0)])
 def test_a_rehearsal_is_not_judged_by_its_ceilings(tiny, monkeypatch, capsys, rehearsal, code):
     """Ceilings that are measured next to other work are too low."""
-    monkeypatch.setattr(ceilings, "measure", lambda device: None)
     monkeypatch.setattr(summary, "beyond", lambda records: "a share above 100%")
     monkeypatch.delenv(environment.REHEARSAL, raising=False)
     if rehearsal:
@@ -142,7 +141,6 @@ def test_a_small_case_keeps_the_widths_and_one_head_for_each_thread():
 @needs_kernels
 def test_profile_shows_the_stages_and_keeps_them(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stages, "LEAST_S", 0)
-    monkeypatch.setattr(ceilings, "measure", lambda device: None)
     path = tmp_path / "a.jsonl"
     command = ["profile", *QUICK, "--backend", "cpu,reference", "--mode", "fwd", "--json", str(path)]
     assert retro_bench.main([*command, "--stages"]) == 0

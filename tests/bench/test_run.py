@@ -13,11 +13,11 @@ from retro_bench.measure import ceilings, runner, timing
 from retro_bench.measure.pace import LEAST_SHARE, Pace
 from retro_bench.ops import relative_attention as baselines
 from retro_bench.records import environment, record
-from tests.bench.helpers import PROFILE, QUICK, wrong
+from tests.bench.helpers import PROFILE, QUICK, rates, wrong
 
 
 def run(path, *more):
-    command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--samples", "2", "--seconds", "0", *more]
+    command = ["run", *QUICK, "--json", str(path), "--samples", "2", "--seconds", "0", *more]
     code = retro_bench.main(command)
     return code, list(record.latest(record.read(path)).values()) if path.exists() else []
 
@@ -118,7 +118,7 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
         f.write('{"schema": 1, "run"')  # killed inside a write
     assert len(record.read(path)) == len(kept)
     retro_bench.register(retro_bench.Contender(**stops, function=wrong(1.0).function), replace=True)
-    command = ["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]
+    command = ["run", *QUICK, "--resume", str(path), "--backend", "mine", "--mode", "fwd"]
     assert retro_bench.main(command) == 0
     records = record.read(path)
     timed = [r for r in record.latest(records).values() if r["backend"] == "mine" and r["time"]]
@@ -131,19 +131,14 @@ def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_w
     tiny, tmp_path, monkeypatch, capsys
 ):
     """Too low at first, then right. A ceiling that stays too low is an error of `profile`, not a share of 185%."""
-    low, high = (
-        {"bytes_per_s": rate, "cached_bytes_per_s": None, "cache_bytes": None}
-        | {"flops_per_s": {"float32": rate, "bfloat16": None}}
-        for rate in (1.0, 1e15)
-    )
+    low, high = rates(1.0), rates(1e15)
     for answers, code in (([low, high], 0), ([low] * 9, 3)):
         path, left = tmp_path / str(code), list(answers)
         monkeypatch.setattr(ceilings, "measure", lambda device, left=left: left.pop(0))
         assert retro_bench.main([*PROFILE, "--json", str(path)]) == code
         (kernel,) = [r for r in record.read(path) if r["backend"] == "reference"]
-        assert (kernel["roofline"]["fraction"] < 1) == (code == 0) and kernel["ceilings"] == (
-            high if code == 0 else low
-        )
+        assert (kernel["roofline"]["fraction"] < 1) == (code == 0)
+        assert kernel["ceilings"] == (high if code == 0 else low)
         assert ("error of the ceiling" in capsys.readouterr().err) == (code == 3)
         assert len(left) == len(answers) - (2 if code == 0 else 1 + runner.MOST_CEILINGS)
 
@@ -151,14 +146,8 @@ def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_w
 def test_shares_are_of_the_highest_ceiling_of_a_run(tiny, tmp_path, monkeypatch):
     """Ceilings are measured before and after; records written in between use the higher one too."""
     path, answers = tmp_path / "a.jsonl", [1e15, 2e15]
-    machine = {"bytes_per_s": 1e15, "cached_bytes_per_s": None, "cache_bytes": None}
-
-    def measure(device):
-        return machine | {"flops_per_s": {"float32": answers.pop(0), "bfloat16": None}}
-
-    monkeypatch.setattr(ceilings, "measure", measure)
-    command = ["run", *QUICK, "--json", str(path), "--mode", "fwd", "--samples", "2", "--seconds", "0"]
-    assert retro_bench.main(command) == 0
+    monkeypatch.setattr(ceilings, "measure", lambda device: rates(1e15, answers.pop(0)))
+    assert run(path, "--mode", "fwd")[0] == 0
     timed = [r for r in record.read(path) if r["time"]]
     assert timed and not answers
     for one in timed:
@@ -172,7 +161,7 @@ def test_a_run_is_not_resumed_on_another_machine(tiny, tmp_path, monkeypatch, ca
     run(path, *some)
     real = environment.environment()
     monkeypatch.setattr(environment, "environment", lambda: real | {"isa": ["another"]})
-    assert retro_bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", *some]) == 4
+    assert retro_bench.main(["run", *QUICK, "--resume", str(path), *some]) == 4
     assert "measured elsewhere: isa" in capsys.readouterr().err
 
 
@@ -276,14 +265,11 @@ def test_the_pace_spends_less_where_the_rest_would_end_too_late():
 
 
 def test_a_ceiling_that_a_kernel_exceeds_to_the_end_of_a_run_is_raised(tiny, tmp_path, monkeypatch, capsys):
-    low = {"bytes_per_s": 1.0, "cached_bytes_per_s": 2.0, "cache_bytes": 1 << 20}
-    low |= {"flops_per_s": {"float32": 1.0, "bfloat16": None}}
-    monkeypatch.setattr(ceilings, "measure", lambda device: dict(low))
-    path = tmp_path / "a.jsonl"
-    command = ["run", *QUICK, "--json", str(path), "--mode", "fwd", "--samples", "2", "--seconds", "0"]
-    assert retro_bench.main(command) == 0
-    timed = [r for r in record.latest(record.read(path)).values() if r["time"]]
-    assert timed and all(r["roofline"]["fraction"] <= 1 for r in timed)
+    low = {"cached_bytes_per_s": 2.0, "cache_bytes": 1 << 20}
+    monkeypatch.setattr(ceilings, "measure", lambda device: rates(1.0) | low)
+    code, records = run(tmp_path / "a.jsonl", "--mode", "fwd")
+    timed = [r for r in records if r["time"]]
+    assert code == 0 and timed and all(r["roofline"]["fraction"] <= 1 for r in timed)
     assert max(r["roofline"]["fraction"] for r in timed) > 0.999 and timed[0]["ceilings"]["bytes_per_s"] == 1.0
     said = capsys.readouterr().out
     assert (

@@ -17,9 +17,12 @@ FILES = {path.name: path for folder in FOLDERS for path in sorted(folder.glob("*
 NAMES = list(FILES)
 
 
+def read(path):
+    return pytest.importorskip("yaml").safe_load(path.read_text())
+
+
 def workflow(name="pull_request.yml"):
-    yaml = pytest.importorskip("yaml")
-    return yaml.safe_load(FILES[name].read_text())
+    return read(FILES[name])
 
 
 def steps(name="pull_request.yml") -> list[dict]:
@@ -47,8 +50,7 @@ def test_every_command_is_accepted():
 
 def test_the_actions_commands_are_accepted():
     """ "$VARIABLES" are replaced by a module, a commit and the like."""
-    yaml = pytest.importorskip("yaml")
-    action = yaml.safe_load((environment.ROOT / "action.yml").read_text())
+    action = read(environment.ROOT / "action.yml")
     text = "\n".join(step["run"] for step in action["runs"]["steps"])
     found = re.findall(r"^ *retro-bench ([^|\n]+)", text, re.M)
     assert [command.split()[0] for command in found] == ["check", "ab"]
@@ -61,9 +63,8 @@ def test_the_actions_commands_are_accepted():
 
 def act(folder, step, bench="exit 0", **inputs):
     """Run a step of the action in a repository, with a stand-in for `retro-bench` that writes down its words."""
-    yaml = pytest.importorskip("yaml")
-    action = yaml.safe_load((environment.ROOT / "action.yml").read_text())
-    (script,) = [one["run"] for one in action["runs"]["steps"] if one["name"] == step]
+    steps = read(environment.ROOT / "action.yml")["runs"]["steps"]
+    (script,) = [one["run"] for one in steps if one["name"] == step]
     (folder / "retro-bench").write_text(f'#!/bin/bash\nprintf "<%s>" "$@" >> {folder}/words\n{bench}\n')
     (folder / "retro-bench").chmod(0o755)
     (folder / "python").unlink(missing_ok=True)

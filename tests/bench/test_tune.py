@@ -2,20 +2,17 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 import retro_bench
 from ptx_emulator.machines import MACHINES
 from retro_bench.measure import samples, timing, tune
-from retro_bench.records import environment
 from retro_bench.static import tiles as static_tiles
 from retro_kernels.compile import tiles
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.core import layouts
+from tests.fresh import python
 
 OP = "leaky_average"
 ROW = tiles.table(OP)[0]
@@ -121,34 +118,37 @@ def test_watched_and_replaced():
     assert tiles.choose_tile(OP, problem, KNOWN[90]) == first and first.num_warps != 2
 
 
-def test_keep_changes_one_line(tmp_path, monkeypatch):
-    text = (tiles._OPS / OP / "tiles.json").read_text()
-    (tmp_path / OP).mkdir()
-    (tmp_path / OP / "tiles.json").write_text(text)
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A copy of the op's table, in the place of the committed one."""
+    table = tmp_path / OP / "tiles.json"
+    table.parent.mkdir()
+    table.write_text((tiles._OPS / OP / "tiles.json").read_text())
     monkeypatch.setattr(tiles, "_OPS", tmp_path)
+    yield table
+    monkeypatch.undo()
+    tiles.reread()
+
+
+def test_keep_changes_one_line(copied):
+    before = copied.read_text().splitlines()
     tiles.write_row(OP, ROW, {**ROW, "num_warps": 1})
-    now = (tmp_path / OP / "tiles.json").read_text().splitlines()
-    (changed,) = [new for old, new in zip(text.splitlines(), now, strict=True) if old != new]
+    (changed,) = [new for old, new in zip(before, copied.read_text().splitlines(), strict=True) if old != new]
     assert json.loads(changed.rstrip(","))["num_warps"] == 1
     with pytest.raises(ValueError, match="expected one row"):
         tiles.write_row(OP, ROW, ROW)
-    monkeypatch.undo()
-    tiles.reread()
 
 
 @pytest.mark.nightly
 def test_the_command_tunes_interpreted_kernels(tmp_path):
     """Times mean nothing in the interpreter; kernels run, are checked and are replaced."""
-    command = [sys.executable, "-m", "retro_bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
+    path, interpreted = tmp_path / "tuned.jsonl", {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = ["-m", "retro_bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case", "--json", path]
     command += ["--op", OP, "--case", "tiny", "--dtype", "float32", "--seconds", "0.001", "--rounds", "1"]
-    command += ["--json", str(tmp_path / "tuned.jsonl")]
-    environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("leaky_average scan")]
+    (line,) = [line for line in python(*command, **interpreted).splitlines() if line.startswith("leaky_average scan")]
     assert line.split()[-1] == "0" and int(line.split()[-2]) > 10  # no tile failed
-    again = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
-    assert again.returncode == 0 and "tuned before" in again.stderr and not again.stdout
+    kept = path.read_text()
+    assert python(*command, **interpreted) == "" and path.read_text() == kept  # tuned before
 
 
 def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):
@@ -213,12 +213,7 @@ def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_p
     assert retro_bench.main([*command[:-4], "--machine", "H"]) == 4
 
 
-def test_a_row_that_is_predicted_serves_as_any_other(tmp_path, monkeypatch):
-    (tmp_path / OP).mkdir()
-    (tmp_path / OP / "tiles.json").write_text((tiles._OPS / OP / "tiles.json").read_text())
-    monkeypatch.setattr(tiles, "_OPS", tmp_path)
+def test_a_row_that_is_predicted_serves_as_any_other(copied):
     tiles.write_row(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
     problem = tiles.TileQuery(ROW["kernel"], ROW["bytes"], ROW["width"], ROW["rows"], 64)
     assert tiles.choose_tile(OP, problem, KNOWN[ROW["arch"]]).num_warps == 1
-    monkeypatch.undo()
-    tiles.reread()
