@@ -30,8 +30,6 @@ def mend() -> None:
     TritonSemantic.broadcast_impl_value = where_shapes_differ(TritonSemantic.broadcast_impl_value)
     TritonSemantic.computation_type_impl = functools.cache(TritonSemantic.computation_type_impl)
     interpreter._get_np_dtype = once_a_type(interpreter._get_np_dtype)
-    for kind in (tl.dtype, tl.pointer_type, tl.block_type):
-        kind.__eq__ = same_or(kind.__eq__)
 
 
 #: (first byte, past the last) of the running launch's arguments
@@ -136,10 +134,6 @@ def where_shapes_differ(broadcast):
         return broadcast(self, lhs, rhs)
 
     return broadcasted
-
-
-def same_or(equal):
-    return lambda self, other: self is other or equal(self, other)
 
 
 def once_a_type(np_dtype):

@@ -98,18 +98,10 @@ void send_views(const Argument& a) {
     std::fwrite(a.view.data, 1, a.bytes, stdout);
 }
 
-struct Field {
-  const Argument* from;
-  operator retro::View() const { return *from; }
-  operator int64_t() const { return *from; }
-  operator double() const { return *from; }
-  operator bool() const { return *from; }
-};
-
 template <class Struct, size_t... I> Struct fields(const Argument& a, std::index_sequence<I...>) {
   if (a.parts.size() != sizeof...(I))
     throw std::runtime_error("expected another number of fields");
-  return Struct{Field{&a.parts[I]}...};
+  return Struct{a.parts[I]...};
 }
 
 template <class T> struct As {

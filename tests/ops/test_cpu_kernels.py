@@ -397,11 +397,6 @@ def test_huge_offsets():
 # ---------------------------------------------------------------- leaky average
 
 
-def test_float32_decay_beside_bfloat16():
-    kw = inputs.leaky(6, dtype=torch.bfloat16) | {"decay": torch.tensor([0.5, 0.9, 0.999])}
-    compare.check("leaky_average", kw, "cpu")
-
-
 @pytest.mark.parametrize("begin", [1023, 1024, 1025, 2047, 2048, 2099])
 def test_a_document_that_begins_beside_a_cut(begin):
     """Time is cut at 1024 and 2048; the state carried over a cut stops at a document's start, values and gradients."""

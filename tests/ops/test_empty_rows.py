@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing import inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import with_backends
 from tests.ops.calls import leaves
 
@@ -25,6 +25,15 @@ def problem(op):
         kw, name = inputs.cross_attention(1, N=11, H=2, mask="token"), "neighbour_mask"
         kw[name][:, 1] = False
     return kw, name
+
+
+@every
+def test_rows_that_attend_nothing(op, backend):
+    kw, _ = problem(op)
+    got = compare.check(op, kw, backend)
+    empty = (got["out1"] == -torch.inf).transpose(1, 2)
+    assert empty.any() and not empty.all()
+    assert (got["out0"][empty] == 0).all() and (got["grad_query"][empty] == 0).all()
 
 
 @every

@@ -52,8 +52,9 @@ def test_a_sum_over_a_thousand_steps_drifts_little_further_than_its_terms_round(
     assert torch.tensor(ratios).square().mean().sqrt() < 1.9
 
 
-def test_decay_may_stay_float32(backend):
-    kw = inputs.leaky(4, dtype=torch.float16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_decay_may_stay_float32(backend, dtype):
+    kw = inputs.leaky(4, dtype=dtype)
     kw["decay"] = torch.tensor([0.999, 0.5, 0.0], device=inputs.DEVICE)
     got = compare.check(OP, kw, backend)
     assert got["grad_decay"].dtype == torch.float32
