@@ -14,6 +14,7 @@ from retro_kernels.compile import aot, shipped
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.testing import stub
 from tests.conftest import COMPILED, INTERPRETER
+from tests.refusals import refused
 
 if INTERPRETER or COMPILED:
     pytest.skip("launches are replaced in this process", allow_module_level=True)
@@ -59,20 +60,16 @@ def test_what_was_compiled_elsewhere_is_not_compiled_again(folder, tmp_path, mon
 
 
 def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"cache: expected a folder that `python -m retro_kernels.compile.aot --cache` made"
-    ):
-        rk.warm_up(cache=tmp_path)
+    message = "cache: expected a folder that `python -m retro_kernels.compile.aot --cache` made"
+    refused(message, rk.warm_up, cache=tmp_path)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     manifest = json.loads((other / shipped.MANIFEST).read_text())
     wrong = manifest | {"triton": "3.1.4", "python": "3.99", "compiler": "another"}
     (other / shipped.MANIFEST).write_text(json.dumps(wrong))
-    with pytest.raises(ValueError, match=r"got a folder of triton 3\.1\.4 on Python 3\.99"):
-        rk.warm_up(cache=other)
+    refused(r"got a folder of triton 3\.1\.4 on Python 3\.99", rk.warm_up, cache=other)
     (other / shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
-    with pytest.raises(ValueError, match="expected kernels of this version of retro_kernels"):
-        rk.warm_up(cache=other)
+    refused("expected kernels of this version of retro_kernels", rk.warm_up, cache=other)
 
 
 @pytest.mark.timeout(120)
@@ -114,5 +111,4 @@ def test_nothing_that_the_host_would_run_is_taken_over(folder, tmp_path, monkeyp
 @pytest.mark.timeout(60)
 def test_a_manifest_that_is_no_file(tmp_path):
     os.mkfifo(tmp_path / shipped.MANIFEST)
-    with pytest.raises(ValueError, match=r"cache: expected a folder that .* made; got .*no regular file"):
-        rk.warm_up(cache=tmp_path)
+    refused(r"cache: expected a folder that .* made; got .*no regular file", rk.warm_up, cache=tmp_path)

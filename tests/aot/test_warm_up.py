@@ -8,6 +8,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.testing import inputs, stub
 from tests.conftest import COMPILED, INTERPRETER
+from tests.refusals import refused
 
 if INTERPRETER or COMPILED:
     pytest.skip("launches are replaced in this process", allow_module_level=True)
@@ -41,10 +42,8 @@ def test_nothing_is_left_to_compile(tmp_path, monkeypatch, arch, kind):
 
 
 def test_what_is_no_call_is_refused_and_no_triton_is_no_work():
-    with pytest.raises(TypeError, match="calls: expected functions"):
-        rk.warm_up(3)
-    with pytest.raises(ValueError, match="jobs: expected"):
-        rk.warm_up(jobs=0)
+    refused("calls: expected functions", rk.warm_up, 3, error=TypeError)
+    refused("jobs: expected", rk.warm_up, jobs=0)
     if not torch.cuda.is_available():
         assert rk.warm_up(lambda: 1 / 0) == 0
 

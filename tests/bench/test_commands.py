@@ -16,6 +16,7 @@ from retro_bench.ops import relative_attention as baselines
 from retro_bench.records import environment, record
 from retro_bench.report.tables import align
 from tests.bench.helpers import PROFILE, QUICK, wrong
+from tests.refusals import refused
 
 
 def test_usage_errors_and_nothing_measured(tiny, tmp_path, capsys):
@@ -178,24 +179,22 @@ def test_tables_fit_a_terminal_of_80_columns(tiny, monkeypatch, capsys):
 
 
 def test_registered_names_are_checked(tables):
-    with pytest.raises(ValueError, match="is taken"):
-        retro_bench.register(retro_bench.Contender("relative_attention", "eager", baselines.eager))
-    with pytest.raises(ValueError, match="not an operator"):
-        retro_bench.register(retro_bench.Case("no_such_op", "a", {}, "a test"))
-    with pytest.raises(TypeError, match="expected an Operator"):
-        retro_bench.register("relative_attention")
-    with pytest.raises(ValueError, match="names an unknown role, kernal; known: baseline, ours, reference"):
-        retro_bench.register(retro_bench.Contender("relative_attention", "mine", baselines.eager, role="kernal"))
-    with pytest.raises(ValueError, match="names an unknown device, gpu"):
-        retro_bench.register(retro_bench.Contender("relative_attention", "mine", baselines.eager, devices=("gpu",)))
-    with pytest.raises(ValueError, match="names an unknown mode, backward"):
-        retro_bench.register(
-            retro_bench.Case("leaky_average", "a", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test", modes=("backward",))
-        )
-    with pytest.raises(ValueError, match=r"expected a name without '/'.*; got 'a/b'"):
-        retro_bench.register(retro_bench.Case("leaky_average", "a/b", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
-    with pytest.raises(ValueError, match="case 'a': leaky_average needs 'H' in its shape"):
-        retro_bench.register(retro_bench.Case("leaky_average", "a", {"B": 1, "N": 8}, "a test"))
+    refused("is taken", retro_bench.register, retro_bench.Contender("relative_attention", "eager", baselines.eager))
+    refused("not an operator", retro_bench.register, retro_bench.Case("no_such_op", "a", {}, "a test"))
+    refused("expected an Operator", retro_bench.register, "relative_attention", error=TypeError)
+
+    def contender(**more):
+        retro_bench.register(retro_bench.Contender("relative_attention", "mine", baselines.eager, **more))
+
+    def case(name, shape, **more):
+        retro_bench.register(retro_bench.Case("leaky_average", name, shape, "a test", **more))
+
+    refused("names an unknown role, kernal; known: baseline, ours, reference", contender, role="kernal")
+    refused("names an unknown device, gpu", contender, devices=("gpu",))
+    shape = {"B": 1, "N": 8, "H": 2, "D": 16}
+    refused("names an unknown mode, backward", case, "a", shape, modes=("backward",))
+    refused(r"expected a name without '/'.*; got 'a/b'", case, "a/b", shape)
+    refused("case 'a': leaky_average needs 'H' in its shape", case, "a", {"B": 1, "N": 8})
     assert not {key for key in (*retro_bench.CASES, *retro_bench.CONTENDERS) if key[1] in ("a", "a/b", "mine")}
 
 
@@ -218,8 +217,7 @@ def test_an_operator_may_have_no_differentiable_input(tables, capsys):
         call = {"call": lambda given, backend: (given["x"] * 2,), "work": lambda *_: retro_bench.Work(1.0, 8.0)}
         retro_bench.register(retro_bench.Operator("fixed", ("y",), (), **build, **call, **more), replace=True)
 
-    with pytest.raises(ValueError, match="operator 'fixed' has rows"):
-        operator(rows=lambda given, first, last: given)
+    refused("operator 'fixed' has rows", operator, rows=lambda given, first, last: given)
     operator()
     with pytest.raises(ValueError, match=r"fixed has no differentiable input; pass modes=\('fwd',\)"):
         retro_bench.register(retro_bench.Case("fixed", "small", {"B": 2}, "a test"))

@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -71,18 +70,18 @@ def test_a_stage_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
 def test_an_interrupted_step_goes_on_with_its_records(tmp_path):
     """run and tune measure only what their files lack; --again starts over."""
     step = next(step for step in gpu_command.STAGES["fast"] if step.name == "headline")
-    options = dict(out=tmp_path, rehearse=False)
-    assert f"--json {tmp_path}/run.jsonl --fresh" in shlex.join(
-        gpu_command.words(step, argparse.Namespace(**options, again=False), 99.5)
-    )
+
+    def command(again):
+        options = argparse.Namespace(out=tmp_path, rehearse=False, again=again)
+        return shlex.join(gpu_command.words(step, options, 99.5))
+
+    assert f"--json {tmp_path}/run.jsonl --fresh" in command(again=False)
     (tmp_path / "run.jsonl").touch()
-    again, resumed = (
-        shlex.join(gpu_command.words(step, argparse.Namespace(**options, again=again), 99.5)) for again in (True, False)
-    )
-    assert f"--resume {tmp_path}/run.jsonl" in resumed and "--resume" not in again and "--fresh" in again
+    assert f"--resume {tmp_path}/run.jsonl" in command(again=False)
+    assert "--resume" not in command(again=True) and "--fresh" in command(again=True)
 
 
-def test_a_step_that_reached_its_time_limit_runs_again(tmp_path, monkeypatch, capsys):
+def test_a_step_that_reached_its_time_limit_runs_again(tmp_path, monkeypatch):
     """`run` then exits with 0, and its file shows the cases that the limit left out."""
     file, asked = tmp_path / "run.jsonl", "relative_attention/triton/decode/float32/fwd"
 
@@ -179,9 +178,8 @@ def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
     asked = Processes()
     monkeypatch.setattr(gpu_command, "supervised", asked)
     assert retro_bench.main(["gpu", "tune", "--out", str(tmp_path), "--rehearse", "--deadline", "0"]) == 3
-    assert (
-        not asked.asked and "no time is left" in capsys.readouterr().err and not Path(tmp_path / "tune.json").exists()
-    )
+    assert "no time is left" in capsys.readouterr().err
+    assert not asked.asked and not (tmp_path / "tune.json").exists()
 
 
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")

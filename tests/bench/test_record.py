@@ -8,6 +8,7 @@ import pytest
 from retro_bench.measure import samples
 from retro_bench.records import environment, record
 from tests.bench.helpers import timed
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -49,8 +50,7 @@ def test_round_trip(good, tmp_path):
 def test_a_record_that_breaks_the_schema_is_refused(good, tmp_path, change, complaint):
     bad = good | change
     assert any(complaint in wrong for wrong in record.validate(bad)), record.validate(bad)
-    with pytest.raises(record.BadRecord, match=r"op/cpu|other"):
-        record.Writer(tmp_path / "a.jsonl").write(bad)
+    refused(r"op/cpu|other", record.Writer(tmp_path / "a.jsonl").write, bad, error=record.BadRecord)
     assert not (tmp_path / "a.jsonl").exists()
 
 
@@ -63,8 +63,7 @@ def test_records_of_schema_2_are_read_under_their_new_names(good, tmp_path):
     record.Writer(path).write(good)
     assert record.read(path) == [good, good] and record.requested(path) == [good["id"]]
     path.write_text(json.dumps(old | {"schema": 1}))
-    with pytest.raises(record.BadRecord, match="schema: expected 3; got 1"):
-        record.read(path)
+    refused("schema: expected 3; got 1", record.read, path, error=record.BadRecord)
     assert record.read(environment.ROOT / "bench/results/cpu-zen5-2core-2026-11-23.jsonl")[1]["role"] == "ours"
 
 
@@ -86,16 +85,14 @@ def test_every_field_is_required(good):
 def test_a_request_that_breaks_the_schema_is_refused(tmp_path, change, complaint):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"schema": record.SCHEMA, "run": "a", "requested": []} | change))
-    with pytest.raises(record.BadRecord, match=complaint):
-        record.read(path)
+    refused(complaint, record.read, path, error=record.BadRecord)
 
 
 def test_a_torn_line_in_the_middle_is_an_error(good, tmp_path):
     path = tmp_path / "a.jsonl"
     record.Writer(path).write(good)
     path.write_text('{"schema"\n' + path.read_text())
-    with pytest.raises(record.BadRecord, match=":1:"):
-        record.read(path)
+    refused(":1:", record.read, path, error=record.BadRecord)
 
 
 def test_every_record_in_the_tree_is_named_by_a_page():

@@ -5,6 +5,7 @@ import torch
 
 from retro_model.base.checks import RETRIEVED
 from tests.model import toys
+from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -58,10 +59,8 @@ def assert_greedy(model, retrieve, prompts, texts, chunk_len: int) -> None:
 
 def assert_wrong_input_is_named(model, tokens, neighbours, mask) -> None:
     """Check that a wrong mask, a cache of the library and `past_key_values` are refused by name."""
-    with pytest.raises(ValueError, match="neighbour_mask: "):
-        model(tokens, neighbours, neighbour_mask=mask[..., :3])
-    with pytest.raises(ValueError, match="past_key_values: not supported"):
-        model(tokens, neighbours, past_key_values=object())
+    refused("neighbour_mask: ", model, tokens, neighbours, neighbour_mask=mask[..., :3])
+    refused("past_key_values: not supported", model, tokens, neighbours, past_key_values=object())
     for options in ({}, {"attention_mask": torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)}):
         with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
             model(tokens, neighbours, cache=transformers.DynamicCache(), **options)

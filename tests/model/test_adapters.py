@@ -12,6 +12,7 @@ import torch
 from retro_kernels.testing import assert_passes
 from retro_model.integrations.attention import use_retro_kernels
 from retro_model.integrations.retro_pytorch import RetroPytorchCCA, swap_retro_pytorch
+from tests.refusals import refused
 
 pytest.importorskip("einops")
 
@@ -117,9 +118,6 @@ def test_dropout_drops_the_null_key_too(package):
 
 def test_errors_name_the_argument(package):
     module, (x, context, _) = RetroPytorchCCA(original(package)).double(), inputs(3 * M)
-    with pytest.raises(ValueError, match=r"context: expected \[B=2,L=3,K,R,F\] for N=24; got"):
-        module(x, context=context[:, :2])
-    with pytest.raises(TypeError, match="original: expected retro-pytorch's"):
-        RetroPytorchCCA(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="model: expected a retro-pytorch model"):
-        swap_retro_pytorch(torch.nn.Linear(2, 2))
+    refused(r"context: expected \[B=2,L=3,K,R,F\] for N=24; got", module, x, context=context[:, :2])
+    refused("original: expected retro-pytorch's", RetroPytorchCCA, torch.nn.Linear(2, 2), error=TypeError)
+    refused("model: expected a retro-pytorch model", swap_retro_pytorch, torch.nn.Linear(2, 2))

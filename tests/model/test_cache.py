@@ -6,6 +6,7 @@ import torch
 from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model.retro.cache import RetroCache
 from tests.model import tiny, toys
+from tests.refusals import refused
 
 M = 4
 EXACT = tolerances.FLOOR[torch.float64]
@@ -95,27 +96,18 @@ def test_refuses():
     model = tiny.model()
     tokens, neighbours, _ = tiny.inputs(N=15)
     cache = RetroCache(model.config, 2, 12)
-    with pytest.raises(ValueError, match=r"tokens: expected N <= 12 \(capacity = 12\); got N=15"):
-        model(tokens, cache=cache)
+    refused(r"tokens: expected N <= 12 \(capacity = 12\); got N=15", model, tokens, cache=cache)
     model(tokens[:, :6], neighbours[:, :1], cache=cache)
-    with pytest.raises(ValueError, match=r"tokens: expected N <= 6 \(capacity = 12 after the 6 held\); got N=9"):
-        model(tokens[:, 6:], cache=cache)
-    with pytest.raises(
-        ValueError,
-        match=r"neighbours: expected \[B,L,K,R\] with L = 1 chunks that complete within these N=2 tokens.*got L=2",
-    ):
-        model(tokens[:, 6:8], neighbours[:, :2], cache=cache)
+    refused(r"tokens: expected N <= 6 \(capacity = 12 after the 6 held\); got N=9", model, tokens[:, 6:], cache=cache)
+    message = r"neighbours: expected \[B,L,K,R\] with L = 1 chunks that complete within these N=2 tokens.*got L=2"
+    refused(message, model, tokens[:, 6:8], neighbours[:, :2], cache=cache)
     with pytest.raises(ValueError, match=r"neighbours: expected \[B,L,K,R\] with K=2; got K=1"):
         model(tokens[:, 6:8], neighbours[:, 1:2, :1], cache=cache)
-    with pytest.raises(ValueError, match=r"tokens: expected \[B,N\] with B=2; got B=1"):
-        model(tokens[:1, 6:8], cache=cache)
-    with pytest.raises(ValueError, match="cache: expected one of this model's configuration"):
-        tiny.model(max_len=32)(tokens[:, :1], cache=cache)
+    refused(r"tokens: expected \[B,N\] with B=2; got B=1", model, tokens[:1, 6:8], cache=cache)
+    refused("cache: expected one of this model's configuration", tiny.model(max_len=32), tokens[:, :1], cache=cache)
     assert cache.positions == [6, 6]  # none of these changed the cache
-    with pytest.raises(ValueError, match="capacity: expected at most max_len = 64"):
-        RetroCache(model.config, 1, 65)
-    with pytest.raises(TypeError, match="batch: expected an int; got float"):
-        RetroCache(model.config, 1.0)
+    refused("capacity: expected at most max_len = 64", RetroCache, model.config, 1, 65)
+    refused("batch: expected an int; got float", RetroCache, model.config, 1.0, error=TypeError)
 
 
 LENGTHS = (19, 13, 9, 2)
@@ -195,13 +187,10 @@ def test_refuses_padding():
     for change, message in (((0, 7), "got some between them"), ((0, slice(None)), "got a row of padding")):
         mask = real.clone()
         mask[change] = False
-        with pytest.raises(ValueError, match=f"token_mask: expected .*{message}"):
-            model(tokens, token_mask=mask)
-    with pytest.raises(ValueError, match=r"token_mask: expected \[B,N\] with N=19; got N=18"):
-        model(tokens, token_mask=real[:, 1:])
+        refused(f"token_mask: expected .*{message}", model, tokens, token_mask=mask)
+    refused(r"token_mask: expected \[B,N\] with N=19; got N=18", model, tokens, token_mask=real[:, 1:])
     cache = model.make_cache(2)
     model(tokens, cache=cache)
     mask = real.clone()
     mask[0, 0] = False
-    with pytest.raises(ValueError, match="token_mask: expected None where the cache holds tokens"):
-        model(tokens, cache=cache, token_mask=mask)
+    refused("token_mask: expected None where the cache holds tokens", model, tokens, cache=cache, token_mask=mask)

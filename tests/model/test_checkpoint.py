@@ -17,6 +17,7 @@ from tests import killing
 from tests.conftest import INTERPRETER
 from tests.fresh import python
 from tests.model import toys
+from tests.refusals import refused
 
 pytestmark = pytest.mark.skipif(INTERPRETER or not torch.distributed.is_available(), reason="needs torch.distributed")
 Error = checkpoint.CheckpointError
@@ -63,13 +64,12 @@ def shard(saved):
     return path
 
 
-def refused(saved, match) -> bool:
+def refuses(saved, match) -> bool:
     """Check that a load raises an error with that name and changes neither model, optimiser nor generator."""
     model, optimizer = make()
     before, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     options = optimizer.state_dict()
-    with pytest.raises(checkpoint.CheckpointError, match=match):
-        checkpoint.load(saved, model, optimizer)
+    refused(match, checkpoint.load, saved, model, optimizer, error=Error)
     same = all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     same = same and torch.equal(random, torch.get_rng_state())
     return same and not optimizer.state and optimizer.state_dict() == options
@@ -141,7 +141,7 @@ def test_a_broken_file_is_named_and_nothing_is_changed(saved, file, harm):
     else:
         data[0 if file == "state" else -5] ^= 0x10
         path.write_bytes(data)
-    assert refused(saved, path.name)
+    assert refuses(saved, path.name)
 
 
 @pytest.mark.parametrize("name, value", [("step", "3"), ("step", -1), ("position", 1.5)])
@@ -169,8 +169,7 @@ def test_a_save_replaces_checkpoints_and_empty_folders_only(tmp_path):
         ("file", "file: expected a folder, or nothing; got a file or a broken link"),
         ("broken", "broken: expected a folder"),
     ):
-        with pytest.raises(Error, match=message):
-            checkpoint.save(tmp_path / name, model, optimizer)
+        refused(message, checkpoint.save, tmp_path / name, model, optimizer, error=Error)
     assert (tmp_path / "proj/thesis.tex").read_text() == (tmp_path / "file").read_text() == "years"
     (tmp_path / "empty" / f"shards-{'0' * 32}").mkdir(parents=True)
     for step in (1, 2):
@@ -185,8 +184,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(saved, form):
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps(state | {"format": form}))
     for call in (lambda: checkpoint.load(saved, *make()), lambda: checkpoint.save(saved, *make(), step=5)):
-        with pytest.raises(Error, match=rf"state\.json: expected format 3; got {form!r}, of another version"):
-            call()
+        refused(rf"state\.json: expected format 3; got {form!r}, of another version", call, error=Error)
     assert shard(saved).exists()
 
 
@@ -270,8 +268,7 @@ def test_a_full_disk_is_an_error_that_can_be_caught(tmp_path, monkeypatch):
     try:
         for limit in (100, 20_000, 150_000):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-            with pytest.raises(OSError, match="cannot be saved"):
-                checkpoint.save(path, model, optimizer, step=4)
+            refused("cannot be saved", checkpoint.save, path, model, optimizer, step=4, error=OSError)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -306,40 +303,37 @@ def test_a_pipe_or_link_is_refused_and_not_waited_for(saved, tmp_path, what, nam
     path = saved / "state.json" if name == "state.json" else shard(saved)
     path.rename(tmp_path / "kept")
     os.mkfifo(path) if what == "pipe" else path.symlink_to(tmp_path / "kept")
-    assert refused(saved, f"{path.name} is (corrupt: .*got a .*{what}|missing, truncated, corrupt)")
+    assert refuses(saved, f"{path.name} is (corrupt: .*got a .*{what}|missing, truncated, corrupt)")
 
 
 def test_a_folder_of_shards_that_is_a_link_or_has_another_file_is_refused(saved, tmp_path):
     folder = shard(saved).parent
     (folder / "more.safetensors").write_bytes(b"of another save")
-    assert refused(saved, r"more\.safetensors is missing, truncated, corrupt or of another save")
+    assert refuses(saved, r"more\.safetensors is missing, truncated, corrupt or of another save")
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
-    assert refused(saved, "is missing or a link")
+    assert refuses(saved, "is missing or a link")
 
 
 def test_an_optimiser_needs_a_checkpoint_of_one(tmp_path):
     model, _ = make()
-    assert refused(checkpoint.save(tmp_path / "c", model), "was saved without an optimiser")
+    assert refuses(checkpoint.save(tmp_path / "c", model), "was saved without an optimiser")
 
 
 @pytest.mark.parametrize("content", ["[]", "", '{"format": 3}', "[" * 200_000, "7" * 5000, "\xff"])
 def test_a_state_of_another_shape_is_corrupt(saved, content):
     (saved / "state.json").write_text(content)
-    with pytest.raises(Error, match=r"state\.json is corrupt"):
-        checkpoint.read_state(saved)
+    refused(r"state\.json is corrupt", checkpoint.read_state, saved, error=Error)
 
 
 def test_a_changed_step_is_noticed(saved):
     text = (saved / "state.json").read_text()
     (saved / "state.json").write_text(text.replace('"step": 4', '"step": 5'))
-    with pytest.raises(Error, match=r"state\.json is corrupt: its SHA-256"):
-        checkpoint.read_state(saved)
+    refused(r"state\.json is corrupt: its SHA-256", checkpoint.read_state, saved, error=Error)
 
 
 def test_another_model_is_refused_by_name(saved):
-    with pytest.raises(Error, match=r"calls is int64 \[\], the model has none"):
-        checkpoint.load(saved, toys.Bigram())
+    refused(r"calls is int64 \[\], the model has none", checkpoint.load, saved, toys.Bigram(), error=Error)
     model, _ = make()
     model.table = nn.Embedding(9, 17)
     with pytest.raises(Error, match=r"table.weight is float32 \[17, 17\], the model has float32 \[9, 17\]"):
@@ -368,7 +362,7 @@ def crafted(saved, change):
 def test_a_shard_that_is_no_safetensors_is_refused(saved):
     shard(saved).write_bytes(b"short")
     crafted(saved, lambda state: state.update(files={shard(saved).name: disk.sha256_of(shard(saved))}))
-    assert refused(saved, "cannot be read")
+    assert refuses(saved, "cannot be read")
 
 
 def options(**changes):
@@ -389,7 +383,7 @@ def options(**changes):
 )
 def test_a_crafted_state_changes_nothing(saved, change, message):
     crafted(saved, change)
-    assert refused(saved, message)
+    assert refuses(saved, message)
 
 
 @pytest.mark.parametrize(

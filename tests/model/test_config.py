@@ -11,6 +11,7 @@ from torch import nn
 from retro_model.retro import Retro
 from retro_model.retro.config import PRESETS, RetroConfig
 from tests.model import tiny
+from tests.refusals import refused
 
 #: millions of weights, recomputed from Table 2's sizes by hand: RETRO, baseline. The table itself rounds them.
 TABLE_2 = {
@@ -89,17 +90,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("error, message", [(error, message) for error in REFUSED for message in REFUSED[error]])
 def test_refuses(error, message):
-    with pytest.raises(error, match=message):
-        tiny.config(**REFUSED[error][message])
+    refused(message, tiny.config, **REFUSED[error][message], error=error)
 
 
 def test_from_dict_refuses():
-    with pytest.raises(ValueError, match="unknown depth"):
-        RetroConfig.from_dict(tiny.config().to_dict() | {"depth": 3})
+    refused("unknown depth", RetroConfig.from_dict, tiny.config().to_dict() | {"depth": 3})
     with pytest.raises(ValueError, match="none of vocab_size"):
         RetroConfig.from_dict({k: v for k, v in tiny.config().to_dict().items() if k != "vocab_size"})
-    with pytest.raises(ValueError, match=r"name: expected one of 172m, 425m, 1\.5b, 7\.5b; got '7b'"):
-        RetroConfig.preset("7b")
+    refused(r"name: expected one of 172m, 425m, 1\.5b, 7\.5b; got '7b'", RetroConfig.preset, "7b")
 
 
 def test_initial_weights():

@@ -8,6 +8,7 @@ import torch
 
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from tests.model.data import random_documents, store_of
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +95,7 @@ def test_hashed_tfidf_is_saved(store, tmp_path):
     loaded = HashedTfidf.load(tmp_path / "e.npz")
     assert loaded.name == embedder.name
     np.testing.assert_array_equal(loaded(store.tokens, store.lengths), embedder(store.tokens, store.lengths))
-    with pytest.raises(FileNotFoundError, match="other"):
-        HashedTfidf.load(tmp_path / "other.npz")
+    refused("other", HashedTfidf.load, tmp_path / "other.npz", error=FileNotFoundError)
     good = (tmp_path / "e.npz").read_bytes()
     damaged = [good[:-100], good[:100], b"", good[:300] + bytes([good[300] ^ 255]) + good[301:], b"text"]
     with np.load(tmp_path / "e.npz") as saved:
@@ -107,8 +107,7 @@ def test_hashed_tfidf_is_saved(store, tmp_path):
         damaged.append((tmp_path / "foreign.npz").read_bytes())
     for data in damaged:
         (tmp_path / "e.npz").write_bytes(data)
-        with pytest.raises(ValueError, match=r"e\.npz: truncated, corrupt or no hashed TF-IDF"):
-            HashedTfidf.load(tmp_path / "e.npz")
+        refused(r"e\.npz: truncated, corrupt or no hashed TF-IDF", HashedTfidf.load, tmp_path / "e.npz")
 
 
 def test_the_mean_is_over_real_tokens(bert):
@@ -134,9 +133,6 @@ def test_retokenized_goes_through_text(bert):
 
 def test_bad_input_is_named(store):
     embedder = HashedTfidf(64).fit(store)
-    with pytest.raises(TypeError, match="chunks: expected integer"):
-        embedder(np.zeros((2, 3)), np.ones(2, int))
-    with pytest.raises(ValueError, match="lengths: expected"):
-        embedder(np.zeros((2, 3), int), np.array([1, 4]))
-    with pytest.raises(TypeError, match="dim: expected an int; got str"):
-        HashedTfidf("64")
+    refused("chunks: expected integer", embedder, np.zeros((2, 3)), np.ones(2, int), error=TypeError)
+    refused("lengths: expected", embedder, np.zeros((2, 3), int), np.array([1, 4]))
+    refused("dim: expected an int; got str", HashedTfidf, "64", error=TypeError)

@@ -11,6 +11,7 @@ from retro_model.retrofit.rpt import retrofit_rpt
 from tests.model import decoders
 from tests.model.test_own_attention import make
 from tests.model.test_retrofit import ADDED, LAYERS, K, M, R, V, retrieve
+from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("retro_model.integrations.huggingface")
@@ -90,8 +91,7 @@ def test_what_only_a_call_can_ask_for_is_refused_by_name():
     with pytest.raises(ValueError, match=r"generation_config: .*; got assisted_generation"):
         model.generate(tokens, retrieve=retrieve, **greedy(), assistant_model=decoder())
     static = transformers.StaticCache(config=decoder().config, max_cache_len=64)
-    with pytest.raises(ValueError, match="got a StaticCache"):
-        model.generate(tokens, retrieve=retrieve, **greedy(), **{CACHE: static})
+    refused("got a StaticCache", model.generate, tokens, retrieve=retrieve, **greedy(), **{CACHE: static})
     with pytest.raises(ValueError, match="output_hidden_states: not supported"):
         model.generate(tokens, retrieve=retrieve, **greedy(output_hidden_states=True, return_dict_in_generate=True))
 
@@ -167,13 +167,11 @@ def test_a_cache_that_holds_other_tokens_is_refused(kind):
     message = r"^cache: expected the {} tokens that this model has read into it; got {} tokens"
     foreign = DynamicCache()
     model.model.decoder(tokens, **{CACHE: foreign})
-    with pytest.raises(ValueError, match=message.format(0, N)):
-        model(tokens[:, :1], cache=foreign)
+    refused(message.format(0, N), model, tokens[:, :1], cache=foreign)
     own = DynamicCache()
     model(tokens, cache=own)
     own.crop(5) if own.get_seq_length() - 5 == 5 else own.crop(-5)
-    with pytest.raises(ValueError, match=message.format(N, own.get_seq_length())):
-        model(tokens[:, :1], cache=own)
+    refused(message.format(N, own.get_seq_length()), model, tokens[:, :1], cache=own)
     with pytest.raises(ValueError, match=message.format(N, own.get_seq_length())):
         model.generate(tokens, retrieve=retrieve, **greedy(), **{CACHE: own})
     for past in (foreign, own):
@@ -182,8 +180,7 @@ def test_a_cache_that_holds_other_tokens_is_refused(kind):
     inner, cache = model.model, model.model.make_cache(2)
     inner(tokens[:, :4], cache=cache)
     inner.decoder(tokens[:, :1], **{CACHE: cache.decoder})
-    with pytest.raises(ValueError, match=message.format(4, 5)):
-        inner(tokens[:, 4:5], cache=cache)
+    refused(message.format(4, 5), inner, tokens[:, 4:5], cache=cache)
 
 
 @every_kind
@@ -248,12 +245,10 @@ def test_packed_rows_are_refused_where_chunks_would_cross_documents(kind):
     packed = torch.cat([torch.arange(7), torch.arange(N - 7)])[None]
     message = "^position_ids: expected positions that increase by one .*; got packed rows or gaps"
     for options in ({"neighbours": neighbours}, {"use_cache": True}, {"cache": DynamicCache()}):
-        with pytest.raises(ValueError, match=message):
-            model(tokens, position_ids=packed, **options)
+        refused(message, model, tokens, position_ids=packed, **options)
     want = model.model.decoder(tokens, position_ids=packed).logits  # the decoder's own, without retrieval
     assert torch.equal(model(tokens, position_ids=packed).logits, want)
-    with pytest.raises(ValueError, match=r"position_ids: .*N=19"):
-        model(tokens, position_ids=packed[:, :4], neighbours=neighbours)
+    refused(r"position_ids: .*N=19", model, tokens, position_ids=packed[:, :4], neighbours=neighbours)
     with pytest.raises(TypeError, match=r"position_ids: expected torch.int64; got torch.float32"):
         model(tokens, position_ids=packed.float(), neighbours=neighbours)
 
@@ -263,21 +258,15 @@ def test_packed_rows_are_refused_where_chunks_would_cross_documents(kind):
 def test_a_mask_that_a_cache_does_not_know_is_refused(kind):
     model, (tokens, _) = whole(kind), batch()
     right = torch.ones_like(tokens).index_fill(1, torch.tensor([N - 1]), 0)
-    with pytest.raises(ValueError, match="attention_mask: expected padding before a row's tokens alone with a cache"):
-        model(tokens, attention_mask=right, use_cache=True)
-    with pytest.raises(ValueError, match="attention_mask: expected padding before a row's tokens alone with a cache"):
-        model.model(tokens, attention_mask=right, cache=model.model.make_cache(2))
+    message = "attention_mask: expected padding before a row's tokens alone with a cache"
+    refused(message, model, tokens, attention_mask=right, use_cache=True)
+    refused(message, model.model, tokens, attention_mask=right, cache=model.model.make_cache(2))
     past = DynamicCache()
     model(tokens, cache=past, attention_mask=torch.ones_like(tokens))
-    for mask in (
-        torch.ones(2, 1),
-        torch.ones(2, N + 1).index_fill(1, torch.tensor([3]), 0),
-        torch.ones(2, 1, 1, N + 1),
-    ):
-        with pytest.raises(
-            ValueError, match=rf"^attention_mask: expected \[2, {N + 1}\], 0 on the padding of the first"
-        ):
-            model(tokens[:, :1], cache=past, attention_mask=mask)
+    message = rf"^attention_mask: expected \[2, {N + 1}\], 0 on the padding of the first"
+    hole = torch.ones(2, N + 1).index_fill(1, torch.tensor([3]), 0)
+    for mask in (torch.ones(2, 1), hole, torch.ones(2, 1, 1, N + 1)):
+        refused(message, model, tokens[:, :1], cache=past, attention_mask=mask)
     model(tokens[:, :1], cache=past, attention_mask=torch.ones(2, N + 1))
 
 
@@ -296,20 +285,16 @@ def test_keywords_are_refused_by_name(kind, training):
     model, (tokens, neighbours) = whole(kind).train(training), batch()
     for name, value in REFUSED.items():
         for inputs in ({"input_ids": tokens}, {"input_ids": tokens, "labels": tokens}):
-            with pytest.raises(ValueError, match=f"^{name}: not supported by a retrofitted decoder"):
-                model(**inputs, **{name: value})
-        with pytest.raises(ValueError, match=f"^{name}: not supported by a retrofitted decoder"):
-            model.model(tokens, neighbours, **{name: value})
+            refused(f"^{name}: not supported by a retrofitted decoder", model, **inputs, **{name: value})
+        refused(f"^{name}: not supported by a retrofitted decoder", model.model, tokens, neighbours, **{name: value})
         if name != "output_router_logits":
             model(tokens, **{name: None})
-    with pytest.raises(ValueError, match=r"^inputs_embeds: "):
-        model(inputs_embeds=REFUSED["inputs_embeds"])
+    refused(r"^inputs_embeds: ", model, inputs_embeds=REFUSED["inputs_embeds"])
     for name, value in UNKNOWN.items():
         for call in (model, model.model):
             with pytest.raises(TypeError, match=f"^{name}: expected a keyword of the model or of LlamaForCausalLM.for"):
                 call(tokens, **{name: value})
-    with pytest.raises(ValueError, match="logits_to_keep: expected None with labels"):
-        model(tokens, labels=tokens, logits_to_keep=1)
+    refused("logits_to_keep: expected None with labels", model, tokens, labels=tokens, logits_to_keep=1)
     with pytest.raises(ValueError, match="logits_to_keep: expected None with loss_mask"):
         model.model(tokens, neighbours, loss_mask=torch.ones_like(tokens), logits_to_keep=1)
     with pytest.raises(ValueError, match="use_cache: expected None or False without a cache of make_cache; got True"):
@@ -335,21 +320,16 @@ def test_a_retrofit_that_reads_its_own_past_refuses_the_same():
     model = retrofit_rpt(decoder(), chunk_len=M, num_neighbours=2).eval()
     tokens = batch()[0]
     for name, value in (REFUSED | {"labels": tokens}).items():
-        with pytest.raises(ValueError, match=f"^{name}: not supported by a retrofitted decoder"):
-            model(tokens, **{name: value})
-    with pytest.raises(TypeError, match=r"^neighbors: expected a keyword"):
-        model(tokens, neighbors=None)
+        refused(f"^{name}: not supported by a retrofitted decoder", model, tokens, **{name: value})
+    refused(r"^neighbors: expected a keyword", model, tokens, neighbors=None, error=TypeError)
     left = torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)
     packed = torch.cat([torch.arange(7), torch.arange(N - 7)])[None]
-    with pytest.raises(ValueError, match="attention_mask: expected padding after a row's tokens alone"):
-        model(tokens, attention_mask=left)
-    with pytest.raises(ValueError, match="position_ids: expected positions that increase by one"):
-        model(tokens, position_ids=packed)
+    refused("attention_mask: expected padding after a row's tokens alone", model, tokens, attention_mask=left)
+    refused("position_ids: expected positions that increase by one", model, tokens, position_ids=packed)
     want = model.decoder(tokens, position_ids=packed).logits
     assert torch.equal(model(tokens, position_ids=packed, retrieval=False), want)
     for name, value in {"attention_mask": torch.ones_like(tokens), "position_ids": packed}.items():
-        with pytest.raises(ValueError, match=f"{name}: expected None with a cache"):
-            model(tokens, cache=model.make_cache(2), **{name: value})
+        refused(f"{name}: expected None with a cache", model, tokens, cache=model.make_cache(2), **{name: value})
 
 
 @torch.no_grad()
@@ -358,5 +338,4 @@ def test_own_attention_refuses_keys_of_unfilled_columns():
     cache = model.make_cache(2)
     cache.decoder = transformers.StaticCache(config=model.decoder.config, max_cache_len=64)
     tokens, neighbours = batch()
-    with pytest.raises(ValueError, match=f"cache: expected keys of the {N} columns so far; got 64"):
-        model(tokens, neighbours, cache=cache)
+    refused(f"cache: expected keys of the {N} columns so far; got 64", model, tokens, neighbours, cache=cache)

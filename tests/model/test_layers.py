@@ -21,6 +21,7 @@ from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from retro_model.retro.encoder import NeighbourEncoder
 from tests.model import tiny
+from tests.refusals import refused
 
 DOUBLE = {"dtype": torch.float64}
 EXACT = tolerances.FLOOR[torch.float64]
@@ -129,23 +130,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_refuses(message):
-    with pytest.raises(ValueError, match=message):
-        REFUSED[message]()
+    refused(message, REFUSED[message])
 
 
 def test_the_encoder_refuses():
     encoder = NeighbourEncoder(tiny.config(), nn.Embedding(tiny.VOCAB, 20))
     neighbours, chunks = torch.zeros(2, 3, 2, 6, dtype=torch.int64), torch.zeros(2, 3, 4, 24)
-    with pytest.raises(ValueError, match=r"chunks: expected \[B,L,M,d\] with d=24"):
-        encoder(neighbours, chunks[..., :20])
-    with pytest.raises(ValueError, match=r"chunks: expected \[B,L,M,d\] with L=3; got L=2"):
-        encoder(neighbours, chunks[:, :2])
+    refused(r"chunks: expected \[B,L,M,d\] with d=24", encoder, neighbours, chunks[..., :20])
+    refused(r"chunks: expected \[B,L,M,d\] with L=3; got L=2", encoder, neighbours, chunks[:, :2])
     with pytest.raises(TypeError, match=r"neighbour_mask: expected torch\.bool"):
         encoder(neighbours, chunks, neighbour_mask=torch.ones(2, 3, 2))
-    with pytest.raises(
-        ValueError, match=f"neighbours: expected token ids from 0 to V-1 = {tiny.VOCAB - 1}; got {tiny.VOCAB}"
-    ):
-        encoder(torch.full_like(neighbours, tiny.VOCAB), chunks)
+    message = f"neighbours: expected token ids from 0 to V-1 = {tiny.VOCAB - 1}; got {tiny.VOCAB}"
+    refused(message, encoder, torch.full_like(neighbours, tiny.VOCAB), chunks)
     with pytest.raises(TypeError, match=r"neighbours: expected torch\.int64 token ids; got torch\.float32"):
         encoder(neighbours.float(), chunks)
     with pytest.raises(ValueError, match="embedding: expected one of width encoder_d_model=20; got 8"):
@@ -171,8 +167,7 @@ def test_norms_that_only_torch_serves(monkeypatch):
 
 
 def test_a_module_of_another_width_says_so():
-    with pytest.raises(ValueError, match=r"input: expected \[\.\.\.,D\] with D=96; got \[100, 384\]"):
-        layers.RMSNorm(96)(torch.randn(100, 384))
+    refused(r"input: expected \[\.\.\.,D\] with D=96; got \[100, 384\]", layers.RMSNorm(96), torch.randn(100, 384))
 
 
 COPYING = RetroConfig.small(300, 64, 128, num_heads=2, num_layers=3, chunk_len=8, share_embeddings=True, max_len=64)
@@ -237,5 +232,4 @@ def test_retro_and_its_baseline_begin_with_the_same_circuit():
 
 @pytest.mark.parametrize("change", [{"share_embeddings": False}, {"num_heads": 4}, {"cca_layers": (1,)}])
 def test_sizes_that_do_not_fit_are_refused(change):
-    with pytest.raises(ValueError, match="share_embeddings"):
-        copying.start_copying(Retro(COPYING.replace(**change)))
+    refused("share_embeddings", copying.start_copying, Retro(COPYING.replace(**change)))

@@ -33,6 +33,7 @@ from retro_model.training import gather
 from tests.model import toys
 from tests.model.data import random_documents, store_of
 from tests.model.folders import made as folders
+from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -48,8 +49,7 @@ def test_what_is_held_out_is_not_in_the_library():
     assert not said and texts.divide(documents, 6, 1200, 20_000, said.append)
     left = 40 - 6 - len(library)
     assert said == [f"{left} documents are left out of the library, beyond its 20,000 characters (--database-bytes)"]
-    with pytest.raises(ValueError, match="texts: expected at least five files"):
-        texts.divide(documents[:4], 6, 1200, 20_000)
+    refused("texts: expected at least five files", texts.divide, documents[:4], 6, 1200, 20_000)
     with pytest.raises(ValueError, match="window: expected a positive multiple"):
         prepare(texts.Path("out"), texts.Path("decoder"), library, held, Sizes(window=100))
 
@@ -64,8 +64,7 @@ def test_what_is_held_out_is_not_in_the_library():
 @pytest.mark.parametrize("command", [retrofit, compare])
 def test_a_wrong_option_is_named_before_a_decoder_is_fetched(monkeypatch, tmp_path, command, wrong, said):
     monkeypatch.setattr(command, "decoder_folder", None)
-    with pytest.raises(SystemExit, match=said):
-        command.main([*wrong, "--out", str(tmp_path)])
+    refused(said, command.main, [*wrong, "--out", str(tmp_path)], error=SystemExit)
 
 
 def test_an_excerpt_begins_a_line_anywhere_in_its_document():
@@ -312,8 +311,7 @@ def test_what_is_scored_is_not_scored_again(compared, monkeypatch):
     compare.main(compared[1])
     assert (compared[0] / "compare.md").read_text() == before
     for other in (["--documents", "3"], ["--seed", "1"]):
-        with pytest.raises(AssertionError, match="scored again"):
-            compare.main([*compared[1], *other])
+        refused("scored again", compare.main, [*compared[1], *other], error=AssertionError)
 
 
 @pytest.mark.parametrize("least", [-1.0, 9.0], ids=["kept", "left out"])

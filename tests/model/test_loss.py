@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from retro_kernels.core import dispatch, layouts
 from retro_model.layers import linear_cross_entropy, loss, next_token_loss
 from tests.model import tiny
+from tests.refusals import refused
 
 T, D, V = 29, 8, 37
 
@@ -112,15 +113,11 @@ def test_memory_is_that_of_some_rows():
 
 def test_refuses():
     x, weight, targets, counted = inputs()
-    with pytest.raises(ValueError, match=r"weight: expected \[V,d\] with d=8; got d=7"):
-        linear_cross_entropy(x, weight[:, :7], targets)
-    with pytest.raises(ValueError, match=r"targets: expected \[T\] with T=29; got T=28"):
-        linear_cross_entropy(x, weight, targets[1:])
-    with pytest.raises(ValueError, match="rows: expected an int >= 1"):
-        linear_cross_entropy(x, weight, targets, counted, rows=0)
+    refused(r"weight: expected \[V,d\] with d=8; got d=7", linear_cross_entropy, x, weight[:, :7], targets)
+    refused(r"targets: expected \[T\] with T=29; got T=28", linear_cross_entropy, x, weight, targets[1:])
+    refused("rows: expected an int >= 1", linear_cross_entropy, x, weight, targets, counted, rows=0)
     model, tokens = tiny.model(), tiny.inputs()[0]
-    with pytest.raises(ValueError, match=r"loss_mask: expected \[B,N\] with N=19; got N=18"):
-        model(tokens, loss_mask=torch.ones(2, 18))
+    refused(r"loss_mask: expected \[B,N\] with N=19; got N=18", model, tokens, loss_mask=torch.ones(2, 18))
     assert next_token_loss(
         torch.zeros(1, 3, D), weight.detach().float(), tokens[:1, :3], torch.ones(1, 3)
     ).losses.shape == (1, 2)

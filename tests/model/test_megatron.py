@@ -12,6 +12,7 @@ from torch import nn
 from retro_kernels.testing import assert_passes
 from retro_model.integrations.attention import use_retro_kernels
 from retro_model.integrations.megatron import MegatronCCA, swap_megatron
+from tests.refusals import refused
 
 M, K, R, L, B, WIDTH, HEADS = 4, 2, 8, 3, 2, 64, 2
 
@@ -119,9 +120,7 @@ def test_one_line_serves_models_of_either_package(monkeypatch):
 
 
 def test_other_models_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"model: expected a RETRO of Megatron-LM .*; got Linear without any"):
-        swap_megatron(nn.Linear(2, 2))
+    refused(r"model: expected a RETRO of Megatron-LM .*; got Linear without any", swap_megatron, nn.Linear(2, 2))
     core = stand_in("megatron.core.models.retro.decoder_attention")[0].attn
     core.config.softmax_type = "learnable"
-    with pytest.raises(ValueError, match=r"model: expected .* no parameters; got softmax 'learnable'"):
-        MegatronCCA(core.core_attention, core.config)
+    refused(r"model: expected .* no parameters; got softmax 'learnable'", MegatronCCA, core.core_attention, core.config)

@@ -18,6 +18,7 @@ from retro_model.generation import generate
 from retro_model.retrofit import own as own_module
 from retro_model.retrofit import retrofit
 from tests.model import decoders, joint, toys
+from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -380,8 +381,7 @@ REFUSED = {
 def test_other_decoders_are_refused_by_name(name):
     config = getattr(transformers, f"{name}Config")(**{"vocab_size": V} | REFUSED[name])
     decoder = getattr(transformers, f"{name}ForCausalLM")(config)
-    with pytest.raises(TypeError, match=f"decoder: expected .*llama.*; got {name}"):
-        retrofit(decoder, neighbours="own")
+    refused(f"decoder: expected .*llama.*; got {name}", retrofit, decoder, neighbours="own", error=TypeError)
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}
@@ -407,8 +407,7 @@ UNSERVED = {
 @pytest.mark.parametrize("case", UNSERVED)
 def test_settings_that_change_the_attention_are_refused_by_name(case):
     name, changes, match = UNSERVED[case]
-    with pytest.raises(ValueError, match=f"decoder: expected .*{match}"):
-        retrofit(make(name, **changes), neighbours="own")
+    refused(f"decoder: expected .*{match}", retrofit, make(name, **changes), neighbours="own")
 
 
 def test_the_guide_lists_the_decoders_that_are_tested():
@@ -424,23 +423,19 @@ def test_the_guide_lists_the_decoders_that_are_tested():
 
 
 def test_errors_name_the_argument():
-    def refused(match, error=ValueError, name="Llama", **changes):
-        with pytest.raises(error, match=match):
-            retrofit(make(name), **{"neighbours": "own"} | changes)
-
-    refused("neighbours: expected 'new' or 'own'; got 'theirs'", neighbours="theirs")
-    refused(r"cca_layers: expected ascending layers from 1 to num_layers=3; got \(0, 2\)", cca_layers=(0, 2))
-    refused("cca_layers: expected at least one", cca_layers=())
-    refused("chunk_len: ", chunk_len=0)
-    refused("neighbour_len: ", neighbour_len=0)
-    refused("bias: expected a finite number", bias=float("nan"))
-    refused("rank: ", rank=-1)
-    refused("sink_token: expected an int <= 49; got 50", sink_token=V)
-    refused("unexpected keyword argument 'encoder_layers'", TypeError, encoder_layers=1)
+    call = functools.partial(retrofit, make("Llama"), neighbours="own")
+    refused("neighbours: expected 'new' or 'own'; got 'theirs'", call, neighbours="theirs")
+    refused(r"cca_layers: expected ascending layers from 1 to num_layers=3; got \(0, 2\)", call, cca_layers=(0, 2))
+    refused("cca_layers: expected at least one", call, cca_layers=())
+    refused("chunk_len: ", call, chunk_len=0)
+    refused("neighbour_len: ", call, neighbour_len=0)
+    refused("bias: expected a finite number", call, bias=float("nan"))
+    refused("rank: ", call, rank=-1)
+    refused("sink_token: expected an int <= 49; got 50", call, sink_token=V)
+    refused("unexpected keyword argument 'encoder_layers'", call, encoder_layers=1, error=TypeError)
     _, model = own("Llama")
     tokens, neighbours, mask = batch()
-    with pytest.raises(ValueError, match=r"neighbours: expected \[B,L,K,R\] with L >= N//chunk_len = 4"):
-        model(tokens, neighbours[:, :2])
+    refused(r"neighbours: expected \[B,L,K,R\] with L >= N//chunk_len = 4", model, tokens, neighbours[:, :2])
     decoders.assert_wrong_input_is_named(model, tokens, neighbours, mask)
 
 
@@ -501,5 +496,4 @@ def test_wrong_prefixes_are_named():
             retrofit(make("GPT2"), neighbours="own", chunk_len=M, neighbour_len=R, prefix=prefix)
     _, model = own("GPT2", prefix=PREFIX)
     assert model.config.max_len == 64 - len(PREFIX) and model.config.to_dict()["prefix"] == list(PREFIX)
-    with pytest.raises(ValueError, match="tokens"):
-        model(torch.ones(1, 60, dtype=torch.int64), torch.ones(1, 15, K, R, dtype=torch.int64))
+    refused("tokens", model, torch.ones(1, 60, dtype=torch.int64), torch.ones(1, 15, K, R, dtype=torch.int64))

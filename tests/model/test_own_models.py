@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 from retro_model import evaluation, generate, training
 from retro_model.evaluation.scoring import evaluating
 from retro_model.training import Batch
+from tests.refusals import refused
 
 V, M = 11, 4
 TOKENS = torch.arange(16).reshape(2, 8) % V
@@ -72,14 +73,12 @@ def test_a_model_that_predicts_has_a_loss(model, neighbours):
     ],
 )
 def test_another_model_is_refused_by_name(model, neighbours, message):
-    with pytest.raises(TypeError, match=re.escape(message)):
-        training.batch_loss(model(), batch(neighbours))
+    refused(re.escape(message), training.batch_loss, model(), batch(neighbours), error=TypeError)
 
 
 def test_a_wrapped_model_is_checked_within_its_wrapper():
     compiled = torch.compile(Renamed(), backend="eager")
-    with pytest.raises(TypeError, match="without tokens"):
-        training.batch_loss(compiled, batch())
+    refused("without tokens", training.batch_loss, compiled, batch(), error=TypeError)
     assert training.batch_loss(torch.compile(Reading(), backend="eager"), batch(NEIGHBOURS))[1] == V
 
 
@@ -217,8 +216,7 @@ def test_a_cache_is_made_for_what_it_will_hold():
     ],
 )
 def test_wrong_options_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        generate(Counter(True), ROWS, 3, **options)
+    refused(message, generate, Counter(True), ROWS, 3, **options, error=error)
 
 
 def test_refuses_what_is_no_such_model():

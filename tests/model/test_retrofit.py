@@ -17,6 +17,7 @@ from retro_model.retrofit import retrofit
 from retro_model.retrofit.new import RetrofittedDecoder
 from tests.fresh import python
 from tests.model import decoders
+from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -106,8 +107,7 @@ def test_what_is_added_may_start_at_random_as_in_the_paper(make):
     outputs = [m.output.weight for m in model.modules() if isinstance(m, ChunkedCrossAttention)]
     depth = 2 * LAYERS + 2  # residual updates: the initial scale of a Retro's own
     assert all(abs(w.std().item() * (w.shape[1] * depth) ** 0.5 - 1) < 0.1 for w in outputs) and len(outputs) == 2
-    with pytest.raises(ValueError, match="cca_output: expected 'zero' or 'fresh'; got 'ones'"):
-        retrofit(make(), **ADDED, cca_output="ones")
+    refused("cca_output: expected 'zero' or 'fresh'; got 'ones'", retrofit, make(), **ADDED, cca_output="ones")
 
 
 @pytest.mark.parametrize("make", DECODERS)
@@ -146,16 +146,13 @@ def test_a_copy_and_a_pickled_model_retrieve_by_themselves(make):
 def test_what_the_decoder_fixes_cannot_be_changed(make):
     sizes = {"vocab_size": V + 1, "d_model": 64, "d_ff": 96, "num_layers": LAYERS + 1}
     for name, value in sizes.items():
-        with pytest.raises(ValueError, match=f"{name}: expected the decoder's .*; got {value}"):
-            retrofit(make(), **ADDED | {name: value})
+        refused(f"{name}: expected the decoder's .*; got {value}", retrofit, make(), **ADDED | {name: value})
     if make is ours:
-        with pytest.raises(ValueError, match="num_heads: expected the decoder's 2; got 4"):
-            retrofit(make(), **ADDED | {"num_heads": 4})
+        refused("num_heads: expected the decoder's 2; got 4", retrofit, make(), **ADDED | {"num_heads": 4})
         assert retrofit(make(), **ADDED, share_embeddings=True, num_layers=LAYERS).config.share_embeddings
     else:
         assert retrofit(make(), **ADDED | {"num_heads": 1, "head_dim": 24}).cca["2"].head_dim == 24
-        with pytest.raises(ValueError, match="share_embeddings: expected False"):
-            retrofit(make(), **ADDED, share_embeddings=True)
+        refused("share_embeddings: expected False", retrofit, make(), **ADDED, share_embeddings=True)
 
 
 @pytest.mark.parametrize("make", DECODERS)
@@ -271,26 +268,21 @@ def test_another_decoder_by_its_blocks():
             return x @ self.embedding.weight.T
 
     decoder = Decoder()
-    with pytest.raises(TypeError, match="decoder: expected a Retro, or a decoder with"):
-        retrofit(decoder, **ADDED)
+    refused("decoder: expected a Retro, or a decoder with", retrofit, decoder, **ADDED, error=TypeError)
     model = retrofit(decoder, blocks=decoder.parts, attention="mix", **ADDED)
     assert isinstance(model, RetrofittedDecoder)
     assert torch.equal(model(batch()[0]), decoder(batch()[0]))
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match="cca_layers: expected at least one layer"):
-        retrofit(ours(), cca_layers=())
-    with pytest.raises(ValueError, match="cca_layers: expected ascending layers from 1 to num_layers=3"):
-        retrofit(gpt2(), cca_layers=(4,))
-    with pytest.raises(ValueError, match=r"decoder: expected a Retro without retrieval"):
-        retrofit(retrofit(ours(), **ADDED), **ADDED)
+    refused("cca_layers: expected at least one layer", retrofit, ours(), cca_layers=())
+    refused("cca_layers: expected ascending layers from 1 to num_layers=3", retrofit, gpt2(), cca_layers=(4,))
+    refused(r"decoder: expected a Retro without retrieval", retrofit, retrofit(ours(), **ADDED), **ADDED)
     decoder = gpt2()
     with pytest.raises(ValueError, match="attention: expected the name"):
         retrofit(decoder, blocks=decoder.transformer.h, attention="nothing", **ADDED)
     model, (tokens, neighbours, mask) = retrofit(decoder, **ADDED), batch()
-    with pytest.raises(ValueError, match="neighbours: "):
-        model(tokens, neighbours[:, :2])
+    refused("neighbours: ", model, tokens, neighbours[:, :2])
     decoders.assert_wrong_input_is_named(model, tokens, neighbours, mask)
 
 
@@ -339,18 +331,14 @@ def test_blocks_that_add_and_go_on_from_the_sum_fit(name):
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_other_blocks_are_refused_by_name(name):
-    with pytest.raises(
-        ValueError,
-        match=rf"decoder: expected blocks that add their attention's output.*; got {name}\w*, whose output differs",
-    ):
-        retrofit(published(name, UNFIT[name]), **ADDED)
+    message = rf"decoder: expected blocks that add their attention's output.*; got {name}\w*, whose output differs"
+    refused(message, retrofit, published(name, UNFIT[name]), **ADDED)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_types_tell_the_blocks_apart_too(dtype):
     retrofit(published("Mistral", FIT["Mistral"]).to(dtype), **ADDED)
-    with pytest.raises(ValueError, match="got PhiDecoderLayer"):
-        retrofit(published("Phi", {}).to(dtype), **ADDED)
+    refused("got PhiDecoderLayer", retrofit, published("Phi", {}).to(dtype), **ADDED)
 
 
 def test_heads_that_the_kernels_do_not_take():
@@ -376,8 +364,7 @@ def test_checkpointing_changes_no_gradient(decoder):
     decoders.assert_checkpointing_changes_no_gradient(model.double().train(), batches, model.encoder, (2, 4))
     model.gradient_checkpointing_enable()
     assert not any(m.training for m in model.train().decoder.modules() if isinstance(m, torch.nn.Dropout))
-    with pytest.raises(ValueError, match="use_reentrant: expected False"):
-        model.gradient_checkpointing_enable({"use_reentrant": True})
+    refused("use_reentrant: expected False", model.gradient_checkpointing_enable, {"use_reentrant": True})
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -408,8 +395,7 @@ def test_adapters_and_cross_attention_train_together(inner):
 
 def test_adapters_around_a_retrofit_are_refused_when_they_would_train_alone():
     model = decoders.lora(retrofit(llama(), **ADDED), task_type=None).train()
-    with pytest.raises(RuntimeError, match=r"put PEFT into the decoder first, retrofit\(get_peft_model"):
-        model(*batch()[:2])
+    refused(r"put PEFT into the decoder first, retrofit\(get_peft_model", model, *batch()[:2], error=RuntimeError)
     with torch.no_grad():
         model(*batch()[:2])
 

@@ -22,6 +22,7 @@ from retro_model.data.tokens import BOS, PAD, Tokenizer
 from tests import killing
 from tests.fresh import ROOT, python
 from tests.model.data import build_small as build
+from tests.refusals import refused
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 3, "naïve café €100 😀", "<pad> is <bos>", "x"]
 
@@ -91,14 +92,10 @@ def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
     good = (tmp_path / "t.json").read_bytes()
     for damaged in (good[:100], b"", b"{}"):
         (tmp_path / "t.json").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"t\.json: truncated, corrupt or no tokenizer"):
-            Tokenizer.load(tmp_path / "t.json")
-    with pytest.raises(TypeError, match="texts: expected an iterable of str; got one str"):
-        Tokenizer.train("abc", 300)
-    with pytest.raises(ValueError, match="vocab_size: expected at least 258"):
-        Tokenizer.train(TEXTS, 257)
-    with pytest.raises(ValueError, match="texts: expected at least one; got none"):
-        Tokenizer.train([], 300)
+        refused(r"t\.json: truncated, corrupt or no tokenizer", Tokenizer.load, tmp_path / "t.json")
+    refused("texts: expected an iterable of str; got one str", Tokenizer.train, "abc", 300, error=TypeError)
+    refused("vocab_size: expected at least 258", Tokenizer.train, TEXTS, 257)
+    refused("texts: expected at least one; got none", Tokenizer.train, [], 300)
 
 
 def content(folder: Path) -> dict:
@@ -118,8 +115,7 @@ def interrupted(folder):
 def test_continuing_reads_but_does_not_encode_again(tmp_path):
     """The result is bitwise the store of an uninterrupted build; a test below kills a build at any call."""
     interrupted(tmp_path / "cut")
-    with pytest.raises(ValueError, match="unfinished; run the same build again"):
-        TokenStore(tmp_path / "cut")
+    refused("unfinished; run the same build again", TokenStore, tmp_path / "cut")
     seen = []
 
     class Counting:
@@ -139,12 +135,10 @@ def test_other_input_or_settings_are_refused(tmp_path):
     interrupted(tmp_path)
     other = documents()
     other[4] = other[4]._replace(content="changed")
-    with pytest.raises(ValueError, match="document 4 was 'doc4'; now 'doc4' or of other content"):
-        build_store(tmp_path, other, TRAINED, chunk_len=8)
+    refused("document 4 was 'doc4'; now 'doc4' or of other content", build_store, tmp_path, other, TRAINED, chunk_len=8)
     with pytest.raises(ValueError, match="holds 6 documents; now the input ends after 3"):
         build_store(tmp_path, documents()[:3], TRAINED, chunk_len=8)
-    with pytest.raises(ValueError, match="built with chunk_len=8; now chunk_len=16"):
-        build_store(tmp_path, documents(), TRAINED, chunk_len=16)
+    refused("built with chunk_len=8; now chunk_len=16", build_store, tmp_path, documents(), TRAINED, chunk_len=16)
     whole = build_store(tmp_path, documents(), TRAINED, chunk_len=8)
     assert build_store(tmp_path, documents(), TRAINED, chunk_len=8).identity == whole.identity
     with pytest.raises(ValueError, match="the store is complete without document 'doc12'"):
@@ -157,14 +151,11 @@ def test_damage_is_named(tmp_path, name):
     path = tmp_path / name
     good = path.read_bytes()
     path.write_bytes(good[:-1])
-    with pytest.raises(ValueError, match=f"{name}: (truncated|the manifest is corrupt)"):
-        TokenStore(tmp_path, verify=False)
+    refused(f"{name}: (truncated|the manifest is corrupt)", TokenStore, tmp_path, verify=False)
     path.write_bytes(good[:9] + bytes([good[9] ^ 1]) + good[10:])
-    with pytest.raises(ValueError, match=f"{name}: (corrupt|the manifest is corrupt|expected a token store)"):
-        TokenStore(tmp_path)
+    refused(f"{name}: (corrupt|the manifest is corrupt|expected a token store)", TokenStore, tmp_path)
     path.unlink()
-    with pytest.raises((ValueError, FileNotFoundError), match=f"{name}: (missing|no token store here)"):
-        TokenStore(tmp_path)
+    refused(f"{name}: (missing|no token store here)", TokenStore, tmp_path, error=(ValueError, FileNotFoundError))
     path.write_bytes(good)
     assert TokenStore(tmp_path).identity == store.identity
 
@@ -173,8 +164,7 @@ def test_damage_to_an_unfinished_build_is_named(tmp_path):
     interrupted(tmp_path)
     path = tmp_path / "tokens.bin"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
-    with pytest.raises(ValueError, match=r"tokens\.bin: corrupt"):
-        build_store(tmp_path, documents(), TRAINED, chunk_len=8)
+    refused(r"tokens\.bin: corrupt", build_store, tmp_path, documents(), TRAINED, chunk_len=8)
 
 
 @pytest.mark.parametrize(
@@ -190,19 +180,16 @@ def test_damage_to_an_unfinished_build_is_named(tmp_path):
     ],
 )
 def test_bad_documents_are_named(tmp_path, content, error, message):
-    with pytest.raises(error, match=message):
-        build_store(tmp_path, [("good", "g", "abc"), ("bad", "g", content)], TRAINED)
+    refused(message, build_store, tmp_path, [("good", "g", "abc"), ("bad", "g", content)], TRAINED, error=error)
 
 
 def test_an_empty_store_is_built_only_on_request(tmp_path):
     store = build_store(tmp_path / "none", [], TRAINED, chunk_len=8, allow_empty=True)
     assert len(store) == 0 and store.tokens.shape == (0, 8)
     for nothing in ([], iter(())):
-        with pytest.raises(ValueError, match="documents: expected at least one; got none"):
-            build_store(tmp_path / "refused", nothing, TRAINED)
+        refused("documents: expected at least one; got none", build_store, tmp_path / "refused", nothing, TRAINED)
     assert os.listdir(tmp_path) == ["none"]
-    with pytest.raises(ValueError, match="chunk_len: expected an int"):
-        build_store(tmp_path / "bad", [], TRAINED, chunk_len=0)
+    refused("chunk_len: expected an int", build_store, tmp_path / "bad", [], TRAINED, chunk_len=0)
 
 
 BUILDER = """
@@ -233,8 +220,7 @@ def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
             patch.setattr(files, "checksum", lambda *_: pytest.fail("it reads"))
             with pytest.raises(disk.Busy, match=rf"the token store is being built by process {first.pid} on "):
                 build(tmp_path / "s")
-        with pytest.raises(ValueError, match="unfinished"):
-            TokenStore(tmp_path / "s")
+        refused("unfinished", TokenStore, tmp_path / "s")
         first.communicate("go on\n")
         assert first.returncode == 0
     assert build(tmp_path / "s").identity == build(tmp_path / "other").identity

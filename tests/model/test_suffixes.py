@@ -20,6 +20,7 @@ from retro_model.evaluation.question_answering import aligned_prompt, passage_ne
 from retro_model.evaluation.suffixes import score_suffixes
 from tests.model import tiny
 from tests.model.data import store_of
+from tests.refusals import refused
 
 M, R, V = 4, 6, tiny.VOCAB
 
@@ -81,10 +82,8 @@ def test_a_long_context_loses_its_beginning():
     for align, kept in ((False, 61), (True, 60)):
         [got] = score_suffixes(model, [context], [suffix], retrieve=retrieve, align=align)
         assert got.nats == pytest.approx(alone(model, context[-kept:].tolist(), suffix)[0], rel=1e-5)
-    with pytest.raises(ValueError, match="suffixes: expected at most 60 tokens each"):
-        score_suffixes(model, [context], [[1] * 61], align=True)
-    with pytest.raises(ValueError, match="contexts, suffixes: expected as many of each, none empty"):
-        score_suffixes(model, [context], [[]])
+    refused("suffixes: expected at most 60 tokens each", score_suffixes, model, [context], [[1] * 61], align=True)
+    refused("contexts, suffixes: expected as many of each, none empty", score_suffixes, model, [context], [[]])
 
 
 def test_passages_become_neighbours():
@@ -166,7 +165,5 @@ def test_knn_lm_remembers(remembered):
     assert torch.equal(control.values.sort().values, datastore.values.sort().values)
     lost = score_knn(model, control, new, mixture=0.9, alpha=1e4, k=2, documents=[3], **options)
     assert lost.nats.sum() > seen.nats.sum() + 10
-    with pytest.raises(ValueError, match="mixture: expected a share"):
-        score_knn(model, datastore, new, mixture=1.0, **options)
-    with pytest.raises(ValueError, match="k: expected from 1 to"):
-        score_knn(model, datastore, new, k=10**6, **options)
+    refused("mixture: expected a share", score_knn, model, datastore, new, mixture=1.0, **options)
+    refused("k: expected from 1 to", score_knn, model, datastore, new, k=10**6, **options)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from retro_kernels import extensions
 from retro_model import _text
 from retro_model.data import text
+from tests.refusals import refused
 
 # few distinct tokens: repeats, periodic sequences, many equal matches
 SEQUENCE = st.integers(1, 4).flatmap(lambda alphabet: st.lists(st.integers(0, alphabet), max_size=24))
@@ -118,16 +119,14 @@ def test_every_integer_type_and_stride(dtype):
     ],
 )
 def test_errors_name_the_argument(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+    refused(message, call, error=error)
 
 
 def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "retro_model._text", None)
     monkeypatch.delattr("retro_model._text")
     monkeypatch.setattr(extensions, "load", extensions.load.__wrapped__)  # earlier results are kept
-    with pytest.raises(ImportError, match=r"setup\.py build_ext --inplace"):
-        text.longest_common_substrings([[1]], [[[1]]])
+    refused(r"setup\.py build_ext --inplace", text.longest_common_substrings, [[1]], [[[1]]], error=ImportError)
 
 
 def ngrams(document, n) -> set:

@@ -16,6 +16,7 @@ from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from retro_model.training import step
 from tests.model import toys
+from tests.refusals import refused
 
 SETTINGS = training.Settings(steps=20, warmup_steps=2, max_lr=1e-2)
 
@@ -204,8 +205,7 @@ def test_padding_rows_and_missing_neighbours_stay_missing():
     ],
 )
 def test_batches_refuse(change, name):
-    with pytest.raises(ValueError, match=name):
-        stream(toys.random_store(41), **change)
+    refused(name, stream, toys.random_store(41), **change)
 
 
 def test_loss_is_the_mean_over_real_tokens():
@@ -246,8 +246,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     before = {n: p.clone() for n, p in model.named_parameters()}
     optimizer = training.make_optimizer(model, SETTINGS)
     batch = training.Batch(torch.full((1, 8), 3), torch.ones(1, 8, dtype=torch.bool))
-    with pytest.raises(FloatingPointError, match="step 4"):
-        training.train_step(model, optimizer, [batch], SETTINGS, 4)
+    refused("step 4", training.train_step, model, optimizer, [batch], SETTINGS, 4, error=FloatingPointError)
     assert all(torch.equal(p, before[n]) and p.grad is None for n, p in model.named_parameters())
 
 
@@ -304,8 +303,7 @@ def test_the_papers_settings():
     wikitext = training.Settings.preset("wikitext103")
     rates = [training.learning_rate(step, wikitext) for step in (0, 4000, 100_000)]
     assert rates == pytest.approx([1e-7, 2.5e-4, 2e-5])
-    with pytest.raises(ValueError, match="name: expected one of 172m"):
-        training.Settings.preset("1b")
+    refused("name: expected one of 172m", training.Settings.preset, "1b")
 
 
 @pytest.mark.parametrize("times", [0.999, 1.0, 1.0005, 1.005, 1.5, 100.0])

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 from retro_model import Retro, training
 from retro_model.training import WindowDataset, batches
 from tests.model import tiny, toys
+from tests.refusals import refused
 
 M, V = 4, 17
 
@@ -78,10 +79,8 @@ def test_what_a_step_waits_for_data(monkeypatch):
 
 def test_refuses():
     store, options = prepared()
-    with pytest.raises(ValueError, match="window: expected a positive multiple"):
-        WindowDataset(store, **options | {"window": 5})
-    with pytest.raises(ValueError, match="start and every: expected at least 0 and 1"):
-        WindowDataset(store, **options).set_start(-1)
+    refused("window: expected a positive multiple", WindowDataset, store, **options | {"window": 5})
+    refused("start and every: expected at least 0 and 1", WindowDataset(store, **options).set_start, -1)
 
 
 def retrofit_of(store):

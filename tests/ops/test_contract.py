@@ -20,6 +20,7 @@ from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import COMPILED, INTERPRETER, before_the_kernels, fast_backends, with_backends
 from tests.fresh import python
 from tests.ops.calls import BUILDERS, floats, outputs, resolved
+from tests.refusals import refused
 
 OPTIONS = {
     "chunked_cross_attention": {"B": 1, "N": 6, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
@@ -122,8 +123,7 @@ def test_autocast_gives_a_running_sum_one_type(x, decay, initial):
     """States, decays and inputs may have several types under autocast; without it the mixture is an error."""
     types = {"x": x, "decay": decay, "initial": initial}
     kw = inputs.differentiable({name: v.to(getattr(torch, types[name])) for name, v in inputs.leaky(1).items()})
-    with pytest.raises(TypeError, match="expected torch"):
-        rk.leaky_average(**kw)
+    refused("expected torch", rk.leaky_average, **kw, error=TypeError)
     with torch.autocast(inputs.DEVICE, torch.bfloat16):
         y = rk.leaky_average(**kw)
     same = {"x": kw["x"], "initial": kw["initial"].to(kw["x"].dtype), "decay": kw["decay"].float()}
@@ -158,8 +158,7 @@ def test_second_derivative_is_refused(op, backend, listening):
         for name, a, b in zip(floats(kw), got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
         return
-    with pytest.raises(RuntimeError, match=f"{op}: second derivatives"):
-        grad.sum().backward()
+    refused(f"{op}: second derivatives", grad.sum().backward, error=RuntimeError)
 
 
 @every
@@ -232,8 +231,7 @@ def test_float64_falls_to_the_reference(op):
     out = getattr(rk, op)(**kw)
     assert (out[0] if isinstance(out, tuple) else out).dtype == torch.float64
     for backend in fast_backends(op):
-        with pytest.raises(ValueError, match=f"backend: '{backend}' cannot serve .*float64"):
-            getattr(rk, op)(**kw, backend=backend)
+        refused(f"backend: '{backend}' cannot serve .*float64", getattr(rk, op), **kw, backend=backend)
 
 
 def test_use_backend_sets_and_restores_the_default():
@@ -247,8 +245,7 @@ def test_use_backend_sets_and_restores_the_default():
         assert dispatch.named(None) == "reference"
     assert dispatch.named(None) is None
     assert torch.equal(out, rk.chunked_cross_attention(**kw, backend="reference"))
-    with pytest.raises(ValueError, match="backend: expected None or one of"):
-        rk.use_backend("cublas")
+    refused("backend: expected None or one of", rk.use_backend, "cublas")
 
 
 def test_contexts_of_two_threads_may_close_in_any_order():

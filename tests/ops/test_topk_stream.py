@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import retro_kernels as rk
 from retro_kernels.ops.topk_chunks.stream import TopkStream, topk_merge, topk_rescore
 from retro_kernels.testing import inputs
+from tests.refusals import refused
 
 
 def stream(kw: dict, cuts: list[int], **options):
@@ -92,7 +93,5 @@ def test_rescoring_keeps_empty_slots_empty():
 
 def test_stream_says_what_is_wrong():
     query = torch.zeros(1, 2, 4)
-    with pytest.raises(ValueError, match="update"):
-        TopkStream(query, 3).result()
-    with pytest.raises(ValueError, match="keep"):
-        TopkStream(query, 3, keep=2)
+    refused("update", TopkStream(query, 3).result)
+    refused("keep", TopkStream, query, 3, keep=2)

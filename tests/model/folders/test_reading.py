@@ -16,6 +16,7 @@ from retro_model.evaluation.scoring import Scores
 from retro_model.folders import folder as folder_module
 from retro_model.folders import reading
 from retro_model.folders.reader import Options, open_folder
+from tests.refusals import refused
 
 from . import made as folders
 
@@ -149,14 +150,12 @@ def test_written_text_follows_the_prompt_and_the_seed(reader):
 def test_a_damaged_manifest_is_named(paths, tmp_path, change, named):
     said = json.loads((paths["retro"] / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(said | change))
-    with pytest.raises(ValueError, match=rf"model\.json.*{named}"):
-        folder_module.load(tmp_path)
+    refused(rf"model\.json.*{named}", folder_module.load, tmp_path)
 
 
 def test_a_lacking_part_is_named(paths, tmp_path):
     (tmp_path / "model.json").write_text((paths["retro"] / "model.json").read_text())
-    with pytest.raises(FileNotFoundError, match=r"tokenizer|model"):
-        open_folder(tmp_path)
+    refused(r"tokenizer|model", open_folder, tmp_path, error=FileNotFoundError)
 
 
 def test_gains_are_given_with_intervals_where_enough_bytes_are_kept(tmp_path):
@@ -214,8 +213,7 @@ def test_its_own_words_are_not_scored(paths):
     reader = open_folder(paths["retro"])
     reading, _ = reader.write(reader.encode("The harbour moved the"), Options(new_tokens=4))
     assert reading.to_dict()["bits_per_byte"] is None and reading.extra["prompt_tokens"] > 1
-    with pytest.raises(ValueError, match="question: expected a model that was taught to answer"):
-        reader.answer("What is a harbour?", Options())
+    refused("question: expected a model that was taught to answer", reader.answer, "What is a harbour?", Options())
 
 
 def pipe(path):

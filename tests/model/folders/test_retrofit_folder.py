@@ -14,6 +14,7 @@ from retro_model.data.hub import HubTokenizer
 from retro_model.folders import questions
 from retro_model.folders.reader import Options, open_folder
 from tests.model.folders import made as folders
+from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 SIZES = ["--chunk-len", "16", "--window", "64"]
@@ -62,8 +63,7 @@ def test_the_right_passage_is_found_first(made, question, name):
 
 
 def test_a_blank_question_is_refused(made):
-    with pytest.raises(ValueError, match="text: expected some text"):
-        open_folder(made[2]).answer("  \n ", Options())
+    refused("text: expected some text", open_folder(made[2]).answer, "  \n ", Options())
 
 
 def test_nothing_is_read_below_the_limit(made):
@@ -96,8 +96,7 @@ def test_the_search_follows_the_library(made):
     assert ask()[0] == "new.md"
     reader.library.reset()
     assert ask()[0] == "cat.md"
-    with pytest.raises(ValueError, match=r"text: expected a text file; got a PDF in scan\.pdf"):
-        reader.library.add("scan.pdf", "%PDF-1.4 scan")
+    refused(r"text: expected a text file; got a PDF in scan\.pdf", reader.library.add, "scan.pdf", "%PDF-1.4 scan")
 
 
 def test_an_encoder_finds_words_of_another_form(made):
@@ -147,8 +146,7 @@ def test_questions_are_compared(made, tmp_path, monkeypatch):
     assert all([*row["by_kind"]] == ["direct", "unanswerable"] for row in found["contenders"].values())
     assert "among those found: 100% with 1" in (tmp_path / "questions.md").read_text()
     path.write_text("{}")
-    with pytest.raises(ValueError, match=r"--questions: expected question and answers, a list; .*, line 1"):
-        compared.read_questions(path)
+    refused(r"--questions: expected question and answers, a list; .*, line 1", compared.read_questions, path)
 
 
 def test_trained_gates_are_those_of_the_folder(made, tmp_path):
@@ -198,8 +196,7 @@ def test_it_is_asked_and_its_library_changes_like_any_other(fitted):
     assert reader.without == "the decoder as it was"
     reading, _ = reader.write(reader.encode("The harbour moved the"), Options(new_tokens=6))
     assert len(reading.texts) == reading.extra["prompt_tokens"] + 6
-    with pytest.raises(ValueError, match="question: expected a model that was taught to answer"):
-        reader.answer("Who moved?", Options())
+    refused("question: expected a model that was taught to answer", reader.answer, "Who moved?", Options())
     number = reader.library.add("new.txt", reader.tokenizer.decode_bytes(reader.held_out.document_tokens(0)).decode())
     assert {card["document"] for cards in reader.score(reader.passage(0), Options(k=1)).cards for card in cards} == {
         number
@@ -221,13 +218,10 @@ def test_what_it_claims_has_its_control(fitted):
 
 
 def test_what_cannot_work_is_named(fitted, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        retrofit.run(tmp_path, tmp_path / "out", SMALL)
+    refused(r"config\.json", retrofit.run, tmp_path, tmp_path / "out", SMALL, error=FileNotFoundError)
     (tmp_path / "texts").mkdir()
-    with pytest.raises(ValueError, match="at least five files"):
-        retrofit.run(fitted[0], tmp_path / "out", SMALL, folder_of_texts=tmp_path / "texts")
-    with pytest.raises(SystemExit, match=r"retro-model retrofit: .*config"):
-        retrofit.main([str(tmp_path)])
+    refused("at least five files", retrofit.run, fitted[0], tmp_path / "out", SMALL, folder_of_texts=tmp_path / "texts")
+    refused(r"retro-model retrofit: .*config", retrofit.main, [str(tmp_path)], error=SystemExit)
 
 
 @pytest.mark.parametrize("inside", ["", "out", "deep/out"])
@@ -242,8 +236,6 @@ def test_a_folder_of_other_files_is_not_written_to(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "model.json").write_text("precious")
-    with pytest.raises(ValueError, match=r"--out .*: expected a new or empty folder, or earlier results"):
-        retrofit.run(tmp_path, mine, SMALL)
-    with pytest.raises(ValueError, match=r"--out .*: expected a folder; got a file"):
-        retrofit.run(tmp_path, mine / "model.json", SMALL)
+    refused(r"--out .*: expected a new or empty folder, or earlier results", retrofit.run, tmp_path, mine, SMALL)
+    refused(r"--out .*: expected a folder; got a file", retrofit.run, tmp_path, mine / "model.json", SMALL)
     assert (mine / "model.json").read_text() == "precious" and len(list(mine.iterdir())) == 1

@@ -8,6 +8,7 @@ import retro_model
 from retro_kernels.testing import relative_error, tolerances
 from retro_model.memory_mosaics import MosaicsCache
 from tests.model.memory_mosaics import tiny
+from tests.refusals import refused
 
 EXACT = tolerances.FLOOR[torch.float64]
 
@@ -152,8 +153,7 @@ def test_a_limit_is_one_of_every_cache():
     assert model.make_cache(1).evict == "least_read"
     model.limit_memory(None)
     assert model.make_cache(1).capacity is None
-    with pytest.raises(ValueError, match="limit: expected an int >= 1; got 0"):
-        model.limit_memory(0)
+    refused("limit: expected an int >= 1; got 0", model.limit_memory, 0)
 
 
 def test_a_step_costs_no_more_bytes_once_a_memory_is_full():
@@ -181,5 +181,4 @@ def test_caches_that_do_not_fit_are_named():
     model = tiny.model()
     empty, other = model.make_cache(1), model.make_cache(1, 4, evict="least_read")
     for bad in ([], [empty], [empty, other]):
-        with pytest.raises(ValueError, match=r"caches: expected at least one, of one configuration.*; got"):
-            MosaicsCache.join(bad)
+        refused(r"caches: expected at least one, of one configuration.*; got", MosaicsCache.join, bad)

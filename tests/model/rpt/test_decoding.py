@@ -11,6 +11,7 @@ from retro_model import generate
 from retro_model.rpt import OWN, RPTCache, SelfIndex
 from tests.model.rpt import tiny
 from tests.model.toys import in_blocks
+from tests.refusals import refused
 
 EXACT = tolerances.FLOOR[torch.float64]
 N, M = 43, 4
@@ -168,20 +169,16 @@ def test_the_index_is_saved_restored_and_reset(tmp_path):
     index.reset()
     assert len(index) == 0 and index.search(keys[:1], 2, chunk=5, excluded_chunks=1)[1].tolist() == [[-1, -1]]
     (tmp_path / "index.pt").write_bytes((tmp_path / "index.pt").read_bytes()[:-50])
-    with pytest.raises(ValueError, match="truncated, corrupt or no index"):
-        SelfIndex.restore(tmp_path / "index.pt")
-    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
-        SelfIndex.restore(tmp_path / "none.pt")
+    refused("truncated, corrupt or no index", SelfIndex.restore, tmp_path / "index.pt")
+    refused(r"none\.pt", SelfIndex.restore, tmp_path / "none.pt", error=FileNotFoundError)
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(ValueError, match=r"pipe\.pt: expected a regular file"):
-        SelfIndex.restore(tmp_path / "pipe.pt")
+    refused(r"pipe\.pt: expected a regular file", SelfIndex.restore, tmp_path / "pipe.pt")
 
 
 def test_refuses():
     model, tokens = tiny.model(), tiny.tokens(N)
     cache = model.make_cache(2, 20)
-    with pytest.raises(ValueError, match=r"tokens: expected N <= 20 \(capacity = 20\); got N=43"):
-        model(tokens, cache=cache)
+    refused(r"tokens: expected N <= 20 \(capacity = 20\); got N=43", model, tokens, cache=cache)
     model(tokens[:, :6], cache=cache)
     with pytest.raises(ValueError, match="retrieval: expected True, as in this cache's first call"):
         model(tokens[:, 6:7], cache=cache, retrieval=False)
@@ -189,13 +186,10 @@ def test_refuses():
         model(tokens[:, 6:8], cache=cache, index=torch.full((2, 1, 3), -1))
     with pytest.raises(ValueError, match=r"index: expected \[B,L,K\] with L = 1 chunks"):
         model(tokens[:, 6:8], cache=cache, index=torch.full((2, 2, 2), -1))
-    with pytest.raises(ValueError, match=r"tokens: expected .* B=2"):
-        model(tokens[:1, 6:7], cache=cache)
+    refused(r"tokens: expected .* B=2", model, tokens[:1, 6:7], cache=cache)
     with pytest.raises(ValueError, match="cache: expected one of this model's configuration"):
         tiny.model(excluded_chunks=3)(tokens[:, :1], cache=cache)
-    with pytest.raises(ValueError, match="capacity: expected at least the 6 tokens held; got 5"):
-        RPTCache.join([cache], 5)
-    with pytest.raises(ValueError, match="search: expected an index with keys"):
-        index = SelfIndex()
-        index.add(None, torch.zeros(2, 3))
-        index.search(torch.zeros(1, 3), 1, chunk=2, excluded_chunks=1)
+    refused("capacity: expected at least the 6 tokens held; got 5", RPTCache.join, [cache], 5)
+    index = SelfIndex()
+    index.add(None, torch.zeros(2, 3))
+    refused("search: expected an index with keys", index.search, torch.zeros(1, 3), 1, chunk=2, excluded_chunks=1)

@@ -8,6 +8,7 @@ from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model import RPT, RPTConfig
 from retro_model.rpt import OWN
 from tests.model.rpt import tiny
+from tests.refusals import refused
 
 EXACT = tolerances.FLOOR[torch.float64]
 
@@ -193,8 +194,7 @@ def test_checkpointing_and_dropout():
 
 def test_refuses():
     model, tokens = tiny.model(), tiny.tokens(23)
-    with pytest.raises(ValueError, match=r"tokens: expected token ids from 0 to V-1 = 30; got 31"):
-        model(tokens + 1 + (30 - tokens.max()))
+    refused(r"tokens: expected token ids from 0 to V-1 = 30; got 31", model, tokens + 1 + (30 - tokens.max()))
     with pytest.raises(ValueError, match=r"index: expected \[B,L,K\] with L = 5 chunks of 4 .*; got L=4"):
         model(tokens, index=torch.full((2, 4, 2), -1))
     with pytest.raises(ValueError, match=r"index: expected chunks before the retrieving one .*got 1 at \[0, 1, 0\]"):
@@ -203,13 +203,10 @@ def test_refuses():
         model(tokens, index=torch.full((2, 5, 2), -1, dtype=torch.int32))
     with pytest.raises(ValueError, match="index: expected None with retrieval=False"):
         model(tokens, index=torch.full((2, 5, 2), -1), retrieval=False)
-    with pytest.raises(ValueError, match=r"index: expected .* no retriever"):
-        tiny.model(retriever=False)(tokens)
-    with pytest.raises(ValueError, match="retrieve: expected a model with a retriever"):
-        tiny.model(retriever=False).retrieve(tokens)
+    refused(r"index: expected .* no retriever", tiny.model(retriever=False), tokens)
+    refused("retrieve: expected a model with a retriever", tiny.model(retriever=False).retrieve, tokens)
     for call in (model, model.retrieve, lambda tokens, **options: model.make_cache(2, **options)):
-        with pytest.raises(ValueError, match="num_neighbours: expected an int >= 1; got 0"):
-            call(tokens, num_neighbours=0)
+        refused("num_neighbours: expected an int >= 1; got 0", call, tokens, num_neighbours=0)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +223,7 @@ def test_refuses():
     ],
 )
 def test_configurations_that_cannot_be(changes, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        tiny.config(**changes)
+    refused(message, tiny.config, **changes, error=(TypeError, ValueError))
 
 
 @pytest.mark.nightly

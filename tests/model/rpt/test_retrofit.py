@@ -11,6 +11,7 @@ from retro_model.retrofit import RetrofittedRPT, retrofit_rpt
 from retro_model.rpt import lambda_rank
 from tests.model import decoders
 from tests.model.rpt import tiny
+from tests.refusals import refused
 
 ADDED = {"cca_layers": (3, 4), "chunk_len": 4, "segment": 8, "excluded_chunks": 2, "num_heads": 2}
 
@@ -120,16 +121,10 @@ def test_our_own_decoder():
 
 
 def test_refuses():
-    with pytest.raises(ValueError, match="vocab_size: expected the decoder's 31; got 7"):
-        retrofit_rpt(decoder("gpt2"), vocab_size=7)
-    with pytest.raises(ValueError, match="decoder: expected an RPT without neighbours"):
-        retrofit_rpt(tiny.model())
-    with pytest.raises(ValueError, match="cca_layers: expected at least one layer"):
-        retrofit_rpt(decoder("gpt2"), cca_layers=())
-    with pytest.raises(TypeError, match="decoder: expected"):
-        retrofit_rpt(torch.nn.Linear(3, 3))
+    refused("vocab_size: expected the decoder's 31; got 7", retrofit_rpt, decoder("gpt2"), vocab_size=7)
+    refused("decoder: expected an RPT without neighbours", retrofit_rpt, tiny.model())
+    refused("cca_layers: expected at least one layer", retrofit_rpt, decoder("gpt2"), cca_layers=())
+    refused("decoder: expected", retrofit_rpt, torch.nn.Linear(3, 3), error=TypeError)
     model, tokens = retrofit_rpt(decoder("llama"), **ADDED), tiny.tokens(9)
-    with pytest.raises(ValueError, match="past_key_values: not supported"):
-        model(tokens, past_key_values=decoders.transformers.DynamicCache())
-    with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
-        model(tokens, cache=decoders.transformers.DynamicCache())
+    refused("past_key_values: not supported", model, tokens, past_key_values=decoders.transformers.DynamicCache())
+    refused(r"^cache: expected .*; got a DynamicCache", model, tokens, cache=decoders.transformers.DynamicCache())

@@ -14,6 +14,7 @@ from retro_model.training import Settings
 from retro_model.training import rpt as training
 from retro_model.training.adabelief import AdaBelief
 from tests.model.rpt import naive, tiny
+from tests.refusals import refused
 
 
 def brute_bm25(chunks, queries, k1=1.5, b=0.75):
@@ -47,19 +48,15 @@ def test_bm25_equals_its_formula(vocabulary):
 
 def test_bm25_refuses_and_takes_nothing():
     assert bm25_scores(np.zeros((0, 4), int), [[1, 2]]).shape == (1, 0)
-    with pytest.raises(ValueError, match="query_lengths: expected"):
-        bm25_scores([[1, 2]], [[1, 2]], query_lengths=[3])
-    with pytest.raises(TypeError, match="queries: expected integers"):
-        bm25_scores([[1, 2]], [[1.5, 2]])
+    refused("query_lengths: expected", bm25_scores, [[1, 2]], [[1, 2]], query_lengths=[3])
+    refused("queries: expected integers", bm25_scores, [[1, 2]], [[1.5, 2]], error=TypeError)
 
 
 def test_supervision_refuses_what_would_be_empty_or_show_the_future():
     options = {"chunk_len": 4, "excluded_chunks": 1, "candidates": 2}
-    with pytest.raises(ValueError, match=r"tokens: expected \[N\]"):
-        supervise(tiny.tokens(20), None, **options)
+    refused(r"tokens: expected \[N\]", supervise, tiny.tokens(20), None, **options)
     for name in options:
-        with pytest.raises(ValueError, match=f"{name}: expected an int >= 1; got 0"):
-            supervise(tiny.tokens(20)[0], None, **options | {name: 0})
+        refused(f"{name}: expected an int >= 1; got 0", supervise, tiny.tokens(20)[0], None, **options | {name: 0})
 
 
 @pytest.mark.parametrize("with_target", [True, False])
@@ -129,8 +126,7 @@ def test_dense_and_teacher():
     assert lessons.teacher(2)[0].tolist() == [[-1, -1], [-1, -1], [0, 1], [1, 2]]
     assert lessons.teacher(4)[0, 3].tolist() == [1, 2, -1, -1]
     for parts in ([], [lessons, Supervision(candidates[:, :3], scores[:, :3])]):
-        with pytest.raises(ValueError, match=r"parts: expected supervisions of one shape \[L,C\]; got "):
-            supervision.stack(parts)
+        refused(r"parts: expected supervisions of one shape \[L,C\]; got ", supervision.stack, parts)
 
 
 def test_lessons_from_bm25_alone():
@@ -172,13 +168,11 @@ def test_a_stored_build_continues_where_it_was_killed(tmp_path):
         build_supervision(tmp_path / "killed", sequences, counted, name="other", **sizes)
     file = tmp_path / "killed" / supervision.SCORE_FILE
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="truncated or corrupt"):
-        build_supervision(tmp_path / "killed", sequences, counted, name="tiny", **sizes)
+    refused("truncated or corrupt", build_supervision, tmp_path / "killed", sequences, counted, name="tiny", **sizes)
 
 
 def test_schedules():
-    with pytest.raises(TypeError, match="steps: expected an int; got float"):
-        training.Lessons(2.5)
+    refused("steps: expected an int; got float", training.Lessons, 2.5, error=TypeError)
     lessons = training.Lessons(steps=1000, alpha_ret=1e-9, alpha_steps=100, tau=4.0)
     assert [lessons.weight(s) for s in (0, 50, 100, 500)] == [0, 5e-10, 1e-9, 1e-9]
     assert lessons.margin(0) == 1 and lessons.margin(999) == 4
@@ -189,12 +183,10 @@ def test_schedules():
     assert knobs.weight(0) == 1.0 and knobs.trunk_share == 0.25
     with pytest.raises(ValueError, match="alpha_ret: expected a weight from 0 to retriever_alpha"):
         training.Lessons(10, alpha_ret=2.0, retriever_alpha=1.0)
-    with pytest.raises(ValueError, match="teacher: expected one of"):
-        training.Lessons(10, teacher="sometimes")
+    refused("teacher: expected one of", training.Lessons, 10, teacher="sometimes")
     for name in ("tau", "tau_first", "retriever_lr"):
         for value in (-1.0, math.nan, math.inf):
-            with pytest.raises(ValueError, match=f"^{name}: expected"):
-                training.Lessons(10, **{name: value})
+            refused(f"^{name}: expected", training.Lessons, 10, **{name: value})
 
 
 def test_the_teacher_gets_whole_sequences():
@@ -260,8 +252,7 @@ def test_both_losses_fall(kind):
     with pytest.raises(ValueError, match="loss_mask: expected at least one token behind"):
         step(19, loss_mask=torch.zeros_like(tokens, dtype=torch.bool))
     for number, expected in ((-1, ">= 0"), (20, "<= 19")):
-        with pytest.raises(ValueError, match=f"step: expected an int {expected}; got {number}"):
-            step(number)
+        refused(f"step: expected an int {expected}; got {number}", step, number)
     assert all(map(torch.equal, before, model.parameters()))
     assert reports[-1]["loss"] < 0.95 * reports[0]["loss"]
     assert reports[-1]["retrieval_loss"] < 0.8 * reports[0]["retrieval_loss"]
