@@ -226,18 +226,23 @@ def test_the_backend_is_part_of_the_key():
     refused("backend: expected None or one of", rk.leaky_average, **kw, backend="mkl")
 
 
-def test_a_tile_table_renews_the_memo():
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "under a mode"])
+def test_a_tile_table_renews_the_memo(listening):
     kw = inputs.leaky(1)
     rk.leaky_average(**kw)
-    with tiles.replaced("leaky_average", tiles.table("leaky_average")):
+    for table in (tiles.table("leaky_average"), tiles.table("leaky_average")[:1]):
+        with (
+            tiles.replaced("leaky_average", table),
+            FlopCounterMode(display=False) if listening else torch.enable_grad(),
+        ):
+            assert not layouts._MEMO
+            rk.leaky_average(**kw)
+            assert layouts._MEMO
         assert not layouts._MEMO
-        rk.leaky_average(**kw)
-        assert layouts._MEMO
-    assert not layouts._MEMO
 
 
 def test_those_who_listen_hear_of_every_call():
-    """A dispatch mode, the profiler and autocast: each after a first call."""
+    """A dispatch mode, the profiler, autocast, a gradient: each after a first call."""
     kw = inputs.leaky(1)
     rk.leaky_average(**kw)
     seen = []
@@ -257,6 +262,9 @@ def test_those_who_listen_hear_of_every_call():
     assert rk.relative_logits(**logits).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert rk.relative_logits(**logits).dtype == torch.bfloat16
+    assert rk.leaky_average(**kw | {"x": kw["x"].clone().requires_grad_()}).requires_grad
+    with torch.no_grad():
+        assert not rk.leaky_average(**kw | {"x": kw["x"].clone().requires_grad_()}).requires_grad
 
 
 def test_autocast_casts_first_and_stays_on():
