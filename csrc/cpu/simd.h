@@ -4,7 +4,7 @@
 //   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
 //   REGISTERS MULTIPLIES_PAIRS           number of vector registers; whether dot(acc, a, b) is one instruction
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
-//   fma max min round                    max(a, b) is b where either is NaN
+//   fma max min                          max(a, b) is b where either is NaN
 //   power_of_two times                   n = power_of_two(x, p), the nearest integer; times(y, p) = y * 2^n
 //   gt ge either select bits first       Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of                           across the lanes, in a fixed order
@@ -12,6 +12,7 @@
 //   transpose sums                       of LANES vectors: x[r][c] becomes x[c][r]; lane u of sums(x) is sum(x[u])
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
 //   interleave to_pairs                  and load store broadcast, where a pair is a uint32_t
+//   Halves: LANES bf16 or fp16           load_halves store_halves widen narrow low_halves zip, for this file only
 //
 // A header that uses the vectors must stay inside namespace retro::RETRO_ISA as well. Otherwise the linker might keep a
 // copy of an inline function that was compiled for AVX-512, and an older processor would run this copy.
@@ -82,21 +83,78 @@ template <class... Index> RETRO_INLINE float scalar(const View& v, Index... inde
   return x;
 }
 
+// Load and store a vector, or its first n lanes if the instruction set has no masked loads and stores. Whole vectors
+// are not copied through the stack, because the copies would take a tenth of a backward pass.
+template <class V> RETRO_INLINE V copy_of(const void* p) {
+  V x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class V> RETRO_INLINE V copy_of(const void* p, int n) {
+  V x{};
+  const int bytes = n * int{sizeof x[0]};
+  if (bytes >= int{sizeof x})
+    return copy_of<V>(p);
+  if (bytes > 0)
+    std::memcpy(&x, p, bytes);
+  return x;
+}
+template <class V> RETRO_INLINE void copy_to(void* p, V x) { std::memcpy(p, &x, sizeof x); }
+template <class V> RETRO_INLINE void copy_to(void* p, V x, int n) {
+  const int bytes = n * int{sizeof x[0]};
+  if (bytes >= int{sizeof x})
+    return copy_to(p, x);
+  if (bytes > 0)
+    std::memcpy(p, &x, bytes);
+}
+
 }  // namespace retro::RETRO_ISA
 
 #if RETRO_ISA_LEVEL >= 6
 #include "simd_sve.h"
-#elif RETRO_ISA_LEVEL >= 4
-#include "simd_neon.h"
+#elif RETRO_ISA_LEVEL >= 4 || RETRO_ISA_LEVEL == 0
+#include "simd_four.h"
 #elif RETRO_ISA_LEVEL >= 2
 #include "simd_avx512.h"
-#elif RETRO_ISA_LEVEL == 1
-#include "simd_avx2.h"
 #else
-#include "simd_portable.h"
+#include "simd_avx2.h"
 #endif
 
 namespace retro::RETRO_ISA {
+
+// The templates below serve instruction sets that have no function of their own. A function that is not a template is
+// preferred.
+
+template <class V> RETRO_INLINE Halves narrow(V x, bf16) {
+  const auto bits = reinterpret_cast<Pairs>(x), rounded = bits + ((bits >> 16 & 1) + 0x7fff);
+  return low_halves((x == x ? rounded : bits | 0x400000) >> 16);
+}
+template <class V> RETRO_INLINE Pairs to_pairs(V even, V odd) { return zip(narrow(even, bf16{}), narrow(odd, bf16{})); }
+
+template <class P> RETRO_INLINE Vec even_of(P x) { return reinterpret_cast<Vec>(x << 16); }
+template <class P> RETRO_INLINE Vec odd_of(P x) { return reinterpret_cast<Vec>(x & 0xffff0000u); }
+template <class P> RETRO_INLINE Vec dot(Vec acc, P a, P b) {
+  return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc));
+}
+
+// The low bits of the sum are n + 127. Shifted into the exponent, they give 2^n.
+template <class V> RETRO_INLINE Vec power_of_two(V x, Vec& power) {
+  const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
+  power = reinterpret_cast<Vec>(reinterpret_cast<Pairs>(sum) << 23);
+  return sum - shift;
+}
+template <class V> RETRO_INLINE Vec times(V x, Vec power) { return x * power; }
+
+template <class T> RETRO_INLINE Vec load(const T* p) { return widen(load_halves(p), T{}); }
+template <class T> RETRO_INLINE Vec load(const T* p, int n) { return widen(load_halves(p, n), T{}); }
+template <class T> RETRO_INLINE void store(T* p, Vec x) { store_halves(p, narrow(x, T{})); }
+template <class T> RETRO_INLINE void store(T* p, Vec x, int n) { store_halves(p, narrow(x, T{}), n); }
+
+RETRO_INLINE Pairs load(const uint32_t* p) { return copy_of<Pairs>(p); }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { copy_to(p, x); }
+template <class... Count> RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, Count... n) {
+  return zip(load_halves(even, n...), load_halves(odd, n...));
+}
 
 RETRO_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -9,6 +9,7 @@ constexpr int LANES = 8, REGISTERS = 32;
 constexpr bool MULTIPLIES_PAIRS = true;
 using Vec = svfloat32_t __attribute__((arm_sve_vector_bits(256)));
 using Pairs = svuint32_t __attribute__((arm_sve_vector_bits(256)));
+using Halves = Pairs;  // one element in the low half of each lane
 using Predicate = svbool_t __attribute__((arm_sve_vector_bits(256)));
 struct Mask {
   Predicate v;
@@ -22,28 +23,23 @@ RETRO_INLINE Vec broadcast(float x) { return svdup_f32(x); }
 RETRO_INLINE Mask first(int n) { return {lanes_below(n)}; }
 
 // Inactive lanes touch no memory and read 0.
-RETRO_INLINE Vec load(const float* p, Predicate lanes) { return svld1_f32(lanes, p); }
-RETRO_INLINE Pairs load_halves(const void* p, Predicate lanes) {  // one element in the low half of each lane
-  return svld1uh_u32(lanes, static_cast<const uint16_t*>(p));
+RETRO_INLINE Vec load(const float* p) { return svld1_f32(all(), p); }
+RETRO_INLINE Vec load(const float* p, int n) { return svld1_f32(lanes_below(n), p); }
+RETRO_INLINE Halves load_halves(const void* p) { return svld1uh_u32(all(), static_cast<const uint16_t*>(p)); }
+RETRO_INLINE Halves load_halves(const void* p, int n) {
+  return svld1uh_u32(lanes_below(n), static_cast<const uint16_t*>(p));
 }
-RETRO_INLINE Vec load(const bf16* p, Predicate lanes) {
-  return svreinterpret_f32_u32(svlsl_n_u32_x(all(), load_halves(p, lanes), 16));
-}
-RETRO_INLINE Vec load(const fp16* p, Predicate lanes) {
-  return svcvt_f32_f16_x(all(), svreinterpret_f16_u32(load_halves(p, lanes)));
-}
-template <class T> RETRO_INLINE Vec load(const T* p) { return load(p, all()); }
-template <class T> RETRO_INLINE Vec load(const T* p, int n) { return load(p, lanes_below(n)); }
+RETRO_INLINE void store(float* p, Vec x) { svst1_f32(all(), p, x); }
+RETRO_INLINE void store(float* p, Vec x, int n) { svst1_f32(lanes_below(n), p, x); }
+RETRO_INLINE void store_halves(void* p, Halves x) { svst1h_u32(all(), static_cast<uint16_t*>(p), x); }
+RETRO_INLINE void store_halves(void* p, Halves x, int n) { svst1h_u32(lanes_below(n), static_cast<uint16_t*>(p), x); }
 
-RETRO_INLINE void store(float* p, Vec x, Predicate lanes) { svst1_f32(lanes, p, x); }
-RETRO_INLINE void store(bf16* p, Vec x, Predicate lanes) {
-  svst1h_u32(lanes, reinterpret_cast<uint16_t*>(p), svreinterpret_u32_bf16(svcvt_bf16_f32_x(all(), x)));
-}
-RETRO_INLINE void store(fp16* p, Vec x, Predicate lanes) {
-  svst1h_u32(lanes, reinterpret_cast<uint16_t*>(p), svreinterpret_u32_f16(svcvt_f16_f32_x(all(), x)));
-}
-template <class T> RETRO_INLINE void store(T* p, Vec x) { store(p, x, all()); }
-template <class T> RETRO_INLINE void store(T* p, Vec x, int n) { store(p, x, lanes_below(n)); }
+RETRO_INLINE Vec even_of(Pairs x) { return svreinterpret_f32_u32(svlsl_n_u32_x(all(), x, 16)); }
+RETRO_INLINE Vec odd_of(Pairs x) { return svreinterpret_f32_u32(svand_n_u32_x(all(), x, 0xffff0000u)); }
+RETRO_INLINE Vec widen(Halves x, bf16) { return even_of(x); }
+RETRO_INLINE Vec widen(Halves x, fp16) { return svcvt_f32_f16_x(all(), svreinterpret_f16_u32(x)); }
+RETRO_INLINE Halves narrow(Vec x, bf16) { return svreinterpret_u32_bf16(svcvt_bf16_f32_x(all(), x)); }
+RETRO_INLINE Halves narrow(Vec x, fp16) { return svreinterpret_u32_f16(svcvt_f16_f32_x(all(), x)); }
 
 RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return svmla_f32_x(all(), c, a, b); }
 RETRO_INLINE Mask gt(Vec a, Vec b) { return {svcmpgt_f32(all(), a, b)}; }
@@ -56,9 +52,8 @@ RETRO_INLINE uint32_t bits(Mask m) {
   return static_cast<uint32_t>(svorv_u32(m.v, svlsl_u32_x(all(), svdup_u32(1), svindex_u32(0, 1))));
 }
 
-RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
 constexpr float LOWEST_POWER = -152.f;  // its result is 0
-RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = svrintn_f32_x(all(), x); }
 RETRO_INLINE Vec times(Vec x, Vec power) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), power)); }
 
 RETRO_INLINE float sum(Vec x) {
@@ -66,18 +61,11 @@ RETRO_INLINE float sum(Vec x) {
 }  // adds neighbouring lanes, then neighbouring sums, and so on
 RETRO_INLINE float max_of(Vec x) { return svmaxnmv_f32(all(), x); }
 
-RETRO_INLINE Pairs load(const uint32_t* p) { return svld1_u32(all(), p); }
-RETRO_INLINE void store(uint32_t* p, Pairs x) { svst1_u32(all(), p, x); }
 RETRO_INLINE Pairs broadcast(uint32_t two) { return svdup_u32(two); }
-RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
-  const Pairs high = svlsl_n_u32_x(all(), load_halves(odd, lanes_below(n)), 16);
-  return svorr_u32_x(all(), load_halves(even, lanes_below(n)), high);
-}
+RETRO_INLINE Pairs zip(Halves even, Halves odd) { return svorr_u32_x(all(), even, svlsl_n_u32_x(all(), odd, 16)); }
 RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
   return svreinterpret_u32_bf16(svcvtnt_bf16_f32_x(svcvt_bf16_f32_x(all(), even), all(), odd));
 }
-RETRO_INLINE Vec even_of(Pairs x) { return svreinterpret_f32_u32(svlsl_n_u32_x(all(), x, 16)); }
-RETRO_INLINE Vec odd_of(Pairs x) { return svreinterpret_f32_u32(svand_n_u32_x(all(), x, 0xffff0000u)); }
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) {
   return svbfdot_f32(acc, svreinterpret_bf16_u32(a), svreinterpret_bf16_u32(b));
 }
