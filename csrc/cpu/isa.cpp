@@ -26,16 +26,6 @@ namespace {
 constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "sve", "amx"};
 
 #ifdef RETRO_X86
-// XCR0 says which registers the operating system saves: bits 1-2 SSE and AVX, bits 5-7 the AVX-512 state.
-uint64_t saved_state() {
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27)))
-    return 0;  // without OSXSAVE, xgetbv would fault
-  unsigned low, high;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (static_cast<uint64_t>(high) << 32) | low;
-}
-
 // Asks Linux to save the tile registers of this process, and returns whether it does. The permission is permanent. Its
 // only cost is some memory on the stacks.
 bool may_use_tiles() {
@@ -50,40 +40,21 @@ bool may_use_tiles() {
 }
 
 Isa best_of_processor() {
-  constexpr uint64_t YMM = 0x6, ZMM = 0xe6;
-  const uint64_t saved = saved_state();
-  unsigned a, b, c, d, b7, d7, a71 = 0;
-  if (!__get_cpuid(1, &a, &b, &c, &d))
+  // These tests include that the operating system saves the registers. Every processor with AVX2 has F16C too.
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
     return PORTABLE;
-  const bool fma = c & (1u << 12), f16c = c & (1u << 29), avx = c & (1u << 28);
-  if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d7))
-    return PORTABLE;
-  const unsigned leaves = a;
-  if ((saved & YMM) != YMM || !avx || !fma || !f16c || !(b7 & (1u << 5)))
-    return PORTABLE;
-  constexpr unsigned F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31;
-  if ((saved & ZMM) != ZMM || (b7 & (F | DQ | BW | VL)) != (F | DQ | BW | VL))
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
     return AVX2;
-  if (leaves >= 1)
-    __get_cpuid_count(7, 1, &a71, &b, &c, &d);
-  if (!(a71 & (1u << 5)))
+  if (!__builtin_cpu_supports("avx512bf16"))
     return AVX512;
-  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
-  static const bool tiles = (d7 & (AMX_BF16 | AMX_TILE)) == (AMX_BF16 | AMX_TILE) && may_use_tiles();
+  constexpr unsigned TILES = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE, which GCC 10 cannot test by name
+  unsigned a, b, c, d = 0;
+  __get_cpuid_count(7, 0, &a, &b, &c, &d);
+  static const bool tiles = (d & TILES) == TILES && may_use_tiles();
   return tiles ? AMX : AVX512BF16;
 }
-
-// Returns whether the processor multiplies pairs of bf16 faster than floats, without tile registers. Intel's processors
-// with AVX-512 execute vdpbf16ps at no more than half the rate of float multiply-adds, so converting the operands to
-// pairs would be slower. The kernels for AVX512 widen bf16 to float while they pack.
-bool pairs_pay() {
-  unsigned a, b, c, d;
-  return !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx || c != signature_INTEL_ecx ||
-         d != signature_INTEL_edx;
-}
 #elif defined(__aarch64__)
-bool pairs_pay() { return true; }
-
 Isa best_of_processor() {
 #if defined(__linux__)
   constexpr unsigned long BF16 = 1ul << 14, SVE_BF16 = 1ul << 12, HAS_SVE = 1ul << 22;  // HWCAP2_*, HWCAP_SVE
@@ -102,10 +73,19 @@ Isa best_of_processor() {
 #endif
 }
 #else
-bool pairs_pay() { return true; }
-
 Isa best_of_processor() { return PORTABLE; }
 #endif
+
+// Returns whether the processor multiplies pairs of bf16 faster than floats, without tile registers. Intel's processors
+// with AVX-512 execute vdpbf16ps at no more than half the rate of float multiply-adds, so converting the operands to
+// pairs would be slower. The kernels for AVX512 widen bf16 to float while they pack.
+bool pairs_pay() {
+#ifdef RETRO_X86
+  return !__builtin_cpu_is("intel");
+#else
+  return true;
+#endif
+}
 
 // A build has kernels for one family of processors only, so a processor runs all sets up to its best one.
 bool supported(int isa) {
@@ -117,11 +97,9 @@ bool supported(int isa) {
 
 Isa parse(const std::string& name) {
   const auto isa = static_cast<int>(std::find(NAMES, NAMES + ISA_COUNT, name) - NAMES);
-  if (isa == ISA_COUNT)
+  if (isa == ISA_COUNT || !supported(isa))
     throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
-  if (supported(isa))
-    return static_cast<Isa>(isa);
-  throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
+  return static_cast<Isa>(isa);
 }
 
 Isa initial() {
