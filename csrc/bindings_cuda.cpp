@@ -11,48 +11,36 @@ namespace py = pybind11;
 
 namespace {
 
-int64_t stride(const retro::View& view, int dimension) {
-  return view && view.size[dimension] > 1 ? view.stride[dimension] : 0;
+retro::Rows rows(const retro::View& view) {
+  const auto stride = [&](int dimension) { return view && view.size[dimension] > 1 ? view.stride[dimension] : 0; };
+  return {view.data, stride(0), stride(1), view.type == retro::Type::I64 ? 8 : 4};
 }
-int bytes(const retro::View& view) { return view.type == retro::Type::I64 ? 8 : 4; }
 
 // Enqueues the kernels. Returns 0 or the CUDA error.
 int topk_chunks(const retro::View& query, const retro::View& key, const retro::View& query_doc,
                 const retro::View& key_doc, const retro::View& key_mask, const retro::View& partial,
                 const retro::View& scores, const retro::View& indices, int k, bool l2, bool causal, int causal_shift,
                 int splits, int split_len, int blocks, uintptr_t stream) {
-  retro::TopkChunks call{};
-  call.query = query.data;
-  call.key = key.data;
-  call.query_doc = query_doc.data;
-  call.key_doc = key_doc.data;
-  call.key_mask = reinterpret_cast<const uint8_t*>(key_mask.data);
-  call.partial = reinterpret_cast<int64_t*>(partial.data);
-  call.scores = reinterpret_cast<float*>(scores.data);
-  call.indices = reinterpret_cast<int64_t*>(indices.data);
-  call.stride_qb = stride(query, 0);
-  call.stride_qn = stride(query, 1);
-  call.stride_kb = stride(key, 0);
-  call.stride_ks = stride(key, 1);
-  call.stride_qdb = stride(query_doc, 0);
-  call.stride_qdn = stride(query_doc, 1);
-  call.stride_kdb = stride(key_doc, 0);
-  call.stride_kds = stride(key_doc, 1);
-  call.stride_mb = stride(key_mask, 0);
-  call.stride_ms = stride(key_mask, 1);
-  call.B = static_cast<int>(query.size[0]);
-  call.Q = static_cast<int>(query.size[1]);
-  call.S = static_cast<int>(key.size[1]);
-  call.D = static_cast<int>(query.size[2]);
-  call.k = k;
-  call.l2 = l2;
-  call.causal = causal;
-  call.causal_shift = causal_shift;
-  call.splits = splits;
-  call.split_len = split_len;
-  call.query_doc_bytes = bytes(query_doc);
-  call.key_doc_bytes = bytes(key_doc);
-  call.bf16 = query.type == retro::Type::BF16;
+  const auto size = [](const retro::View& view, int dimension) { return static_cast<int>(view.size[dimension]); };
+  const retro::TopkChunks call{rows(query),
+                               rows(key),
+                               rows(query_doc),
+                               rows(key_doc),
+                               rows(key_mask),
+                               partial.at<int64_t>(),
+                               scores.at<float>(),
+                               indices.at<int64_t>(),
+                               size(query, 0),
+                               size(query, 1),
+                               size(key, 1),
+                               size(query, 2),
+                               k,
+                               causal,
+                               causal_shift,
+                               splits,
+                               split_len,
+                               query.type == retro::Type::BF16,
+                               l2};
   return retro::topk_chunks(call, blocks, reinterpret_cast<void*>(stream));
 }
 

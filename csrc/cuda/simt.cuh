@@ -56,13 +56,11 @@ __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], 
   }
 }
 
+// The fence and the products of warpgroups exist on sm_90a only, and only its kernels use them.
+
 // Makes this thread's writes to shared memory, including writes by cp.async, visible to the tensor cores after the next
 // barrier.
-__device__ __forceinline__ void fence_proxy_async() {
-#ifdef RETRO_WGMMA
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Returns the descriptor of a tile of 128-byte rows in the 128-byte swizzle. It has the address of the tile and the
 // distance of 1024 bytes from one group of 8 rows to the next, both in units of 16 bytes. The other offset is not used
@@ -71,27 +69,14 @@ __device__ __forceinline__ uint64_t swizzled128_descriptor(const void* tile) {
   return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
-__device__ __forceinline__ void wgmma_begin() {
-#ifdef RETRO_WGMMA
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Commits the products that were started. Their sums must not be accessed before `wgmma_wait`.
-__device__ __forceinline__ void wgmma_commit() {
-#ifdef RETRO_WGMMA
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Waits until all committed products are in their sums.
-__device__ __forceinline__ void wgmma_wait() {
-#ifdef RETRO_WGMMA
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-#ifdef RETRO_WGMMA
 #define RETRO_R4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define RETRO_R16(n) RETRO_R4(n), RETRO_R4(n + 1), RETRO_R4(n + 2), RETRO_R4(n + 3)
 #define RETRO_SUMS \
@@ -108,20 +93,15 @@ __device__ __forceinline__ void wgmma_wait() {
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
   "}, %128, %129, 1, 1, 1, 0, 0;"
-#endif
 
 // Computes c[64x256] += a[64x16] b[256x16]^T for the warpgroup. Both factors are in shared memory, with D contiguous.
 template <bool BF16> __device__ __forceinline__ void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
-#ifdef RETRO_WGMMA
   if constexpr (BF16) {
     asm volatile(RETRO_WGMMA_TEXT("bf16") : RETRO_SUMS : "l"(a), "l"(b));
   } else {
     asm volatile(RETRO_WGMMA_TEXT("f16") : RETRO_SUMS : "l"(a), "l"(b));
   }
-#endif
 }
-
-__device__ __forceinline__ float half_to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
 __device__ __forceinline__ unsigned ballot(bool vote) { return __ballot_sync(0xffffffffu, vote); }
 __device__ __forceinline__ int64_t shuffle_xor(int64_t value, int lanes) {
@@ -140,8 +120,8 @@ template <bool BF16> __device__ __forceinline__ void widen(uint32_t word, float&
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xffff0000u);
   } else {
-    low = half_to_float(static_cast<uint16_t>(word & 0xffffu));
-    high = half_to_float(static_cast<uint16_t>(word >> 16));
+    low = __half2float(__ushort_as_half(static_cast<uint16_t>(word & 0xffffu)));
+    high = __half2float(__ushort_as_half(static_cast<uint16_t>(word >> 16)));
   }
 }
 

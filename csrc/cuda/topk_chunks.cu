@@ -64,8 +64,12 @@ __device__ __forceinline__ Work work_item(const retro::TopkChunks& call, int ite
   return work;
 }
 
-__device__ __forceinline__ int64_t document(const void* docs, int bytes, int64_t at) {
-  return bytes == 8 ? static_cast<const int64_t*>(docs)[at] : static_cast<const int32_t*>(docs)[at];
+template <class T> __device__ __forceinline__ const T* row_of(const retro::Rows& rows, int batch, int row) {
+  return static_cast<const T*>(rows.data) + batch * rows.batch + row * rows.row;
+}
+
+__device__ __forceinline__ int64_t document(const retro::Rows& docs, int batch, int row) {
+  return docs.bytes == 8 ? *row_of<int64_t>(docs, batch, row) : *row_of<int32_t>(docs, batch, row);
 }
 
 __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, const Work& work, int q, int s) {
@@ -73,22 +77,16 @@ __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, cons
     return false;
   if (call.causal && s > q + call.causal_shift)
     return false;
-  if (call.key_mask && !call.key_mask[work.batch * call.stride_mb + s * call.stride_ms])
+  if (call.key_mask.data && !*row_of<uint8_t>(call.key_mask, work.batch, s))
     return false;
-  if (call.query_doc) {
-    const int64_t mine =
-        document(call.query_doc, call.query_doc_bytes, work.batch * call.stride_qdb + q * call.stride_qdn);
-    if (mine == document(call.key_doc, call.key_doc_bytes, work.batch * call.stride_kdb + s * call.stride_kds))
-      return false;
-  }
-  return true;
+  return !call.query_doc.data || document(call.query_doc, work.batch, q) != document(call.key_doc, work.batch, s);
 }
 
 // Starts to copy step `step` of the tile at `first_key` into a stage, in 16-byte pieces.
 template <class Mma> __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work,
                                                                 unsigned char* stage, int first_key, int step) {
-  const uint16_t* query = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb;
-  const uint16_t* key = static_cast<const uint16_t*>(call.key) + work.batch * call.stride_kb;
+  const uint16_t* query = row_of<uint16_t>(call.query, work.batch, 0);
+  const uint16_t* key = row_of<uint16_t>(call.key, work.batch, 0);
   constexpr int PIECES = Mma::STEP_D / 8;  // number of pieces per row
   const int piece = threadIdx.x % PIECES;
   const int d = step * Mma::STEP_D + piece * 8;
@@ -98,7 +96,7 @@ template <class Mma> __device__ __forceinline__ void load_stage(const retro::Top
     const bool of_query = row < TILE_Q;
     const int number = of_query ? work.first_query + row : first_key + row - TILE_Q;
     const bool valid = d < call.D && number < (of_query ? call.Q : work.end_key);
-    const uint16_t* source = of_query ? query + number * call.stride_qn + d : key + number * call.stride_ks + d;
+    const uint16_t* source = of_query ? query + number * call.query.row + d : key + number * call.key.row + d;
     simt::cp_async16(stage + Mma::place(row, piece), valid ? source : (of_query ? query : key), valid);
   }
 }
@@ -125,8 +123,7 @@ template <class Mma> __device__ __forceinline__ void query_norms(const retro::To
                                                                  Shared<Mma>& shared, int warp, int lane) {
   for (int i = 0; i < ROWS_PER_WARP; ++i) {
     const int row = warp * ROWS_PER_WARP + i, q = work.first_query + row;
-    const uint16_t* source =
-        static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb + q * call.stride_qn;
+    const uint16_t* source = row_of<uint16_t>(call.query, work.batch, q);
     float total = 0.0f;
     for (int d = lane * 2; q < call.Q && d < call.D; d += WARP * 2) {
       float low, high;

@@ -5,22 +5,23 @@
 
 namespace retro {
 
+// Rows of a tensor, per batch entry. `data` is null if the tensor is None.
+struct Rows {
+  const void* data;
+  int64_t batch, row;  // strides in elements; 0 for a dimension of size 1
+  int64_t bytes;       // per element
+};
+
 struct TopkChunks {
-  const void* query;                                   // [B,Q,D] bfloat16 or float16, rows 16-byte aligned
-  const void* key;                                     // [B or 1,S,D]
-  const void* query_doc;                               // [B,Q] int32 or int64, or null
-  const void* key_doc;                                 // [B or 1,S]
-  const uint8_t* key_mask;                             // [B or 1,S], or null
-  int64_t* partial;                                    // scratch [B*Q,splits,k]
-  float* scores;                                       // [B*Q,k]
-  int64_t* indices;                                    // [B*Q,k]
-  int64_t stride_qb, stride_qn, stride_kb, stride_ks;  // in elements; 0 for a dimension of size 1
-  int64_t stride_qdb, stride_qdn, stride_kdb, stride_kds, stride_mb, stride_ms;
-  int B, Q, S, D, k;  // D is a multiple of 8, k is from 1 to 128
-  int causal;         // if set, key j is a candidate of query i if j <= i + causal_shift
-  int causal_shift;
-  int splits, split_len;               // split_len is a multiple of the key tile
-  int query_doc_bytes, key_doc_bytes;  // 4 or 8
+  Rows query, key;           // [B,Q,D] and [B or 1,S,D] bfloat16 or float16, aligned to 16 bytes
+  Rows query_doc, key_doc;   // [B,Q] and [B or 1,S] int32 or int64, or null
+  Rows key_mask;             // [B or 1,S] of bytes, or null
+  int64_t* partial;          // scratch [B*Q,splits,k]
+  float* scores;             // [B*Q,k]
+  int64_t* indices;          // [B*Q,k]
+  int B, Q, S, D, k;         // D is a multiple of 8, k is from 1 to 128
+  int causal, causal_shift;  // if `causal` is set, key j is a candidate of query i if j <= i + causal_shift
+  int splits, split_len;     // split_len is a multiple of the key tile
   int bf16, l2;
 };
 

@@ -45,14 +45,15 @@ def kernels(text: str, call, wgmma: bool) -> tuple[Kernel, Kernel]:
     )
 
 
-def strides(tensor):
+def numbers_of_rows(tensor):
+    """Return the strides and the bytes per element of a tensor of rows."""
     if tensor is None:
-        return 0, 0
-    return (tensor.stride(0) if tensor.shape[0] > 1 else 0), tensor.stride(1)
+        return 0, 0, 8
+    return (tensor.stride(0) if tensor.shape[0] > 1 else 0), tensor.stride(1), tensor.element_size()
 
 
 def launched(call: TopkChunks, splits=1):
-    """Return (tensors, strides, numbers) of the structure, with new scratch and outputs: partial, scores, indices."""
+    """Return (tensors, numbers) of the structure, with new scratch and outputs: partial, scores, indices."""
     b, q, d = call.query.shape
     s = call.key.shape[1]
     tiles = -(-s // backend.TILE_S)
@@ -62,24 +63,23 @@ def launched(call: TopkChunks, splits=1):
     scores, indices = torch.full((b, q, call.k), torch.nan), torch.full((b, q, call.k), -7)
     tensors = (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
-    bytes_of = [8 if t is None else t.element_size() for t in (call.query_doc, call.key_doc)]
     causal, bf16 = call.causal_gap is not None, call.query.dtype == torch.bfloat16
-    numbers = (b, q, s, d, call.k, causal, shift, splits, length, *bytes_of, bf16, call.metric == "l2")
-    return tensors, [stride for tensor in tensors[:5] for stride in strides(tensor)], numbers
+    return tensors, (b, q, s, d, call.k, causal, shift, splits, length, bf16, call.metric == "l2")
 
 
 def execute(scan, merge, call, wgmma: bool, splits: int = 1, blocks: int = 1):
     """Return scores, indices and the splits' packed lists [B,Q,splits,k]."""
-    tensors, pairs, numbers = launched(call, splits)
+    tensors, numbers = launched(call, splits)
     present = [t for t in tensors if t is not None]
     regions = [Region(k, t.data_ptr(), t.numel() * t.element_size()) for k, t in enumerate(present)]
     addresses = iter([region.address for region in regions])
-    fields = [0 if t is None else next(addresses) for t in tensors]
-    structure = struct.pack(f"{len(fields)}Q{len(pairs)}q{len(numbers)}i", *fields, *pairs, *map(int, numbers))
-    rows = call.query.shape[0] * call.query.shape[1]
+    pointers = [0 if t is None else next(addresses) for t in tensors]
+    rows = [number for at, t in zip(pointers[:5], tensors) for number in (at, *numbers_of_rows(t))]
+    structure = struct.pack(f"{'Q3q' * 5}3Q{len(numbers)}i", *rows, *pointers[5:], *map(int, numbers))
+    count = call.query.shape[0] * call.query.shape[1]
     given = dict(regions=regions, threads=THREADS)
     Program(scan).run((blocks,), [structure], shared_bytes=SHARED[wgmma], **given)
-    Program(merge).run((-(-rows // (THREADS // 32)),), [structure], **given)
+    Program(merge).run((-(-count // (THREADS // 32)),), [structure], **given)
     return tensors[6], tensors[7], tensors[5]
 
 
