@@ -14,6 +14,8 @@ class Arena {
     at_ += (static_cast<size_t>(n) * sizeof(T) + 63) / 64 * 64;
     return piece;
   }
+  // Gives each pointer a piece of n elements.
+  template <class... T> void give(int64_t n, T*&... pieces) { ((pieces = take<T>(n)), ...); }
   size_t used() const { return at_ - start_; }
 
  private:

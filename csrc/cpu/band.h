@@ -118,12 +118,6 @@ template <class T, class Elem> void pack_queries(const View& from, const View& b
   }
 }
 
-inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end) {
-  for (int r = 0; r < rows; ++r)
-    for (int x = begin; x < end; x += LANES)
-      store(strip + r * ld + x, zero());
-}
-
 // The part of a chunk whose keys exist: row r has the columns [first - r, last - r).
 struct Diagonals {
   int first, last;
@@ -135,27 +129,17 @@ struct Diagonals {
             static_cast<int>(std::clamp<int64_t>(last_key - zero, 0, 2 * BLOCK))};
   }
   bool whole() const { return first <= 0 && last >= 2 * BLOCK - 1; }
-  // Limits [begin, end) to whole vectors that have columns of the rows [row, row + rows).
-  void columns(int row, int rows, int& begin, int& end) const {
-    begin = std::max(begin, std::max(first - row - rows + 1, 0) / LANES * LANES);
-    end = std::min(end, pad(std::max(last - row, 0)));
-  }
   // Calls f(row, count, from, to) for slices of the `rows` rows, with the needed part [from, to) of the columns
-  // [begin, end). `step` is the number of rows of a slice unless all columns are needed.
+  // [begin, end), in whole vectors. `step` is the number of rows of a slice unless all columns are needed.
   template <class Function> void each_slice(int rows, int step, int begin, int end, Function&& f) const {
     step = whole() ? rows : step;
     for (int row = 0; row < rows; row += step) {
       const int count = std::min(step, rows - row);
-      int from = begin, to = end;
-      columns(row, count, from, to);
+      const int from = std::max(begin, std::max(first - row - count + 1, 0) / LANES * LANES);
+      const int to = std::min(end, pad(std::max(last - row, 0)));
       if (from < to)
         f(row, count, from, to);
     }
-  }
-  // Limits [begin, end) to pairs of rows that have columns of [column, column + columns).
-  void rows(int column, int columns, int& begin, int& end) const {
-    begin = std::max(begin, std::max(first - column - columns + 1, 0) / 2 * 2);
-    end = std::min(end, last - column);
   }
 };
 
@@ -167,8 +151,10 @@ template <class T, class Elem> void band_logits(const Band& n, BandChunks<Elem>&
   const InStage stage(POSITION_LOGITS);
   int begin, end;
   n.inside(m, begin, end);
-  clear_columns(strip, ld, rows, 0, begin);
-  clear_columns(strip, ld, rows, end, BLOCK);
+  for (int r = 0; r < rows; ++r)
+    for (int x = 0; x < BLOCK; x += LANES)
+      if (x < begin || x >= end)
+        store(strip + r * ld + x, zero());
   if (begin >= end)
     return;
   chunks.template prepare<T>(head, m);
@@ -206,8 +192,9 @@ template <class T, class Elem> void band_gradients(const Band& n, BandChunks<Ele
     const int step = need.whole() ? columns : DIAGONAL_COLUMNS;
     for (int x = 0; x < columns; x += step) {
       const int width = std::min(step, columns - x);
-      int from = 0, to = rows;
-      need.rows(begin + x, width, from, to);
+      // the rows that have columns of these, from an even one on, because two rows are a pair
+      const int from = std::max(need.first - begin - x - width + 1, 0) / 2 * 2,
+                to = std::min(rows, need.last - begin - x);
       if (from < to)
         gemm<false>(n.E, width / LANES, kc_of<Elem>(to - from), rel_query + kc_of<Elem>(from) * n.E_pad, n.E_pad,
                     a.data + kc_of<Elem>(from) * a.lda + x, a.lda, AddTo{d_table + begin + x, BLOCK});

@@ -10,16 +10,173 @@
 //
 // The stages follow in the order in which they run. `chunk` calls them for a chunk and a key head.
 #include <cmath>
+#include <vector>
 
-#include "chunked_cross_attention_bwd.h"
+#include "chunked_cross_attention_rows.h"
 #include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 namespace {
 
-template <class T, class Elem> using Context = ChunkedContext<T, Elem>;
-template <class T, class Elem> using Workspace = ChunkedWorkspace<T, Elem>;
-template <class Elem> using State = ChunkedState<Elem>;
+void add_rows(const float* rows, int count, int width, float* to) {
+  for (int i = 0; i < count; ++i)
+    for (int d = 0; d < width; d += LANES)
+      store(to + d, load(to + d) + load(rows + i * width + d));
+}
+
+template <class T> float row_product(const T* a, const T* b, int width) {
+  Vec acc = zero();
+  for (int d = 0; d < width; d += LANES)
+    acc = fma(load(a + d, width - d), load(b + d, width - d), acc);
+  return sum(acc);
+}
+
+// Running values of a vector of rows over blocks of keys: the largest score (base 2), the sum of the weights
+// 2^(score - largest), dP at the largest score (at_max), and the sum of weights times (dP - at_max).
+struct RunningMeans {
+  Vec row_max = broadcast(-INFINITY), row_sum = zero(), at_max = zero(), rest = zero();
+
+  // Adds a block of keys. `scores` and `dp` are [count][QUERY_BLOCK].
+  void add(const float* scores, const float* dp, int count) {
+    Vec new_max = row_max, new_at = at_max;
+    for (int r = 0; r < count; ++r) {
+      const Vec s = load(scores + r * QUERY_BLOCK);
+      new_at = select(gt(s, new_max), load(dp + r * QUERY_BLOCK), new_at);
+      new_max = max(s, new_max);
+    }
+    const Vec shift = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // avoid -inf - -inf
+    const Vec alpha = exp2(row_max - shift);
+    row_sum = row_sum * alpha;
+    rest = fma(row_sum, at_max - new_at, rest * alpha);
+    row_max = new_max;
+    at_max = new_at;
+    for (int r = 0; r < count; ++r) {
+      const Vec weight = exp2(load(scores + r * QUERY_BLOCK) - shift);
+      rest = fma(weight, load(dp + r * QUERY_BLOCK) - at_max, rest);
+      row_sum = row_sum + weight;
+    }
+  }
+};
+
+// Epilogue of the products for the gradients of keys or values. Adds a tile to the sums of earlier units in `sums`, if
+// there are any (`more`). The `last` unit writes the total times `factor` to `rows`, the others write it to `sums`.
+template <class T> struct GradTiles {
+  float* sums;
+  T* const* rows;
+  Vec factor;
+  int ld, width;
+  bool more, last;
+
+  template <int MR, int NR> RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+    unrolled<MR, NR>([&](int r, int v) {
+      const int at = column + v * LANES;
+      float* sum = sums + (row + r) * ld + at;
+      const Vec total = more ? x[r][v] + load(sum) : x[r][v];
+      if (last)
+        store(rows[row + r] + at, total * factor, width - at);
+      else
+        store(sum, total);
+    });
+  }
+};
+
+// State that a unit keeps from one block of keys to the next.
+template <class Elem> struct State : RowValues {
+  Elem *query, *query_a, *query_b;  // transposed, as row-major A, as B with k = row
+  Elem *grad, *grad_a, *grad_b;     // dout in the same layouts
+  float *z, *dz;                    // position logits and their gradients, [R][QUERY_BLOCK]
+  float* dquery;                    // [QUERY_BLOCK][pad(D)]
+
+  State(const Sizes& n, Arena& arena) : RowValues(QUERY_BLOCK, arena) {
+    const int width = row_width<Elem>(n.D);
+    arena.give(kc_of<Elem>(n.D) * QUERY_BLOCK, query, grad);
+    arena.give(QUERY_BLOCK * width, query_a, grad_a);
+    query_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : query_a;
+    grad_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : grad_a;
+    arena.give((n.E ? n.R : 1) * QUERY_BLOCK, z, dz);
+    arena.give(QUERY_BLOCK * pad(n.D), dquery);
+  }
+};
+
+template <class T, class Elem> struct Workspace {
+  RelativeCache<Elem> relative;
+  Tokens tokens[2];  // visible tokens of this chunk and of the next one
+  BlockRows<T, Elem> keys, values;
+  KeyFactors factors;
+  T **key_grads, **value_grads;  // per key of a block: its row in dK and dV
+  float *p, *ds, *x, *keep;      // probabilities, gradients of scores, (q + u)·k, dropout; [KEY_BLOCK][QUERY_BLOCK]
+  Elem *p_a, *ds_a, *ds_t;       // p and ds as operands A, and ds transposed
+  float *dk, *dv;                // dK and dV of a block, [KEY_BLOCK][pad(D)]
+  float *strip, *drel_query;     // the band or its gradient, by query; gradient of the relative queries
+  Elem *rel_a, *rel_b, *band_a, *band_t;  // relative queries and the band as operands
+  float *bias, *dgate;                    // scratch memory of a bias; gradients of the gate [KEY_BLOCK][LANES]
+  States<State<Elem>> states;
+
+  // units: maximum number of units per chunk and key head.
+  Workspace(const Sizes& n, int units, bool gate, bool dropout, Arena& arena)
+      : relative(n, arena), tokens{{n, arena}, {n, arena}}, keys(n, true, true, arena), values(n, true, false, arena),
+        factors(arena), states(n, units, arena) {
+    constexpr int block = KEY_BLOCK * QUERY_BLOCK;
+    // memory of pairs; floats are used in place
+    const auto pairs = [&](int64_t count, float* floats) {
+      return PAIRS<Elem> ? arena.take<Elem>(count) : reinterpret_cast<Elem*>(floats);
+    };
+    arena.give(KEY_BLOCK, key_grads, value_grads);
+    arena.give(block, p, ds);
+    arena.give(gate ? block : 0, x);
+    arena.give(dropout ? block : 0, keep);
+    p_a = pairs(block / 2, p);
+    ds_a = pairs(block / 2, ds);
+    ds_t = pairs(block / 2, ds);
+    arena.give(KEY_BLOCK * pad(n.D), dk, dv);
+    const int64_t band = n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld : 0;
+    arena.give(band + LANES * n.band_ld, strip);
+    arena.give(QUERY_BLOCK * row_width<Elem>(n.E), rel_a);
+    rel_b = pairs(QUERY_BLOCK * row_width<Elem>(n.E), nullptr);
+    band_a = pairs(band / 2, strip);
+    band_t = pairs(band / 2, strip);
+    arena.give(LARGEST_D, bias);
+    arena.give(KEY_BLOCK * LANES, dgate);
+    arena.give(QUERY_BLOCK * pad(n.E), drel_query);
+  }
+};
+
+constexpr int TASKS = 128;  // minimum number of tasks, so that threads end at about the same time
+// Maximum size, in bytes, of all partial sums together, unless a single slot takes more.
+constexpr int64_t SLOT_BYTES = int64_t{16} << 20;
+
+// Sums over chunks, per slot and head.
+struct Partials {
+  int64_t rel, content, position, each;  // number of floats: relative keys, biases, all of one slot and head
+  int64_t slots;
+  std::vector<float> sums;
+
+  Partials(const Sizes& n, const CrossAttentionGrads& want)
+      : rel(want.rel_key ? static_cast<int64_t>(n.band) * pad(n.E) : 0), content(want.content_bias ? pad(n.D) : 0),
+        position(want.position_bias ? pad(n.E) : 0), each(rel + content + position) {
+    const int64_t room = SLOT_BYTES / std::max<int64_t>(n.H * each * int64_t{sizeof(float)}, 1);
+    slots = std::clamp<int64_t>(std::min<int64_t>((TASKS + n.G - 1) / n.G, room), 1, n.B * n.L);
+    sums.resize(slots * n.H * each);
+  }
+  float* of(const Sizes& n, int64_t slot, int head) { return sums.data() + (slot * n.H + head) * each; }
+};
+
+// Constants of the whole pass, and the partial sums of all tasks. T: type of the tensors in memory. Elem: type of the
+// operands of products.
+template <class T, class Elem> struct Context {
+  const CrossAttention& call;
+  const View &out, &lse, &dout, &dlse;
+  const CrossAttentionGrads& want;
+  int64_t first_batch;
+  Sizes n{call};
+  Dropout dropout{call.seed, call.dropout_p, first_batch};
+  uint64_t id = next_call();
+  float scale = static_cast<float>(call.scale), scale2 = scale * LOG2E;
+  bool want_rel_query = n.E && (want.position_bias || want.rel_query || (want.query && !call.rel_query));
+  Partials partials{n, want};
+  // [B*L, G, K]; double, because the terms of the tokens nearly cancel
+  std::vector<double> gate_sums = std::vector<double>(want.neighbour_gate ? n.B * n.L * n.G * n.K : 0);
+};
 
 // Clears dK and dV of the tokens that no query sees: all tokens but the first `count` of the list.
 template <class T, class Elem> void clear_hidden(const Context<T, Elem>& c, const Tokens& tokens, int g, int count) {
@@ -54,16 +211,10 @@ void begin(const Context<T, Elem>& c, int64_t b, const Unit& unit, Workspace<T, 
     const int64_t row = unit.row + i;
     const float l = i < unit.rows ? *c.lse.template at<float>(b, unit.head, row) : -INFINITY;
     const bool empty = l == -INFINITY;  // true also for lanes beyond the last row
-    base2(l, st.lse2[i], st.inverse[i]);
-    if (empty) {  // makes the probabilities 0
-      st.lse2[i] = INFINITY;
-      st.inverse[i] = 1.f;
-    }
-    st.at_max[i] = 0.f;
-    st.delta[i] = empty ? 0.f
-                        : row_product(c.out.template at<const T>(b, row, unit.head),
-                                      c.dout.template at<const T>(b, row, unit.head), n.D);
-    st.dlse[i] = empty || !c.dlse ? 0.f : *c.dlse.template at<float>(b, unit.head, row);
+    const float dlse = empty || !c.dlse ? 0.f : *c.dlse.template at<float>(b, unit.head, row);
+    const auto *const out = c.out.template at<const T>(b, row, unit.head),
+                      *dout = c.dout.template at<const T>(b, row, unit.head);
+    st.start(i, l, dlse, empty ? 0.f : row_product(out, dout, n.D));
   }
   if (!n.E)
     return clear(st.z, QUERY_BLOCK);
@@ -123,12 +274,8 @@ template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const To
   store(at_max, total.at_max);
   store(rest, total.rest);
   for (int i = 0; i < unit.rows; ++i) {
-    if (st.lse2[i] == INFINITY || !std::isfinite(row_max[i]))
-      continue;
-    st.lse2[i] = row_max[i];
-    st.inverse[i] = 1.f / row_sum[i];
-    st.at_max[i] = at_max[i];
-    st.delta[i] = rest[i] / row_sum[i];
+    if (!st.empty(i) && std::isfinite(row_max[i]))
+      st.set(i, row_max[i], row_sum[i], at_max[i], rest[i]);
   }
 }
 
@@ -400,7 +547,7 @@ template <class T, class Elem> void clear_idle(const Context<T, Elem>& c) {
 // relative keys, in a fixed order.
 template <class T, class Elem> void reduce(Context<T, Elem>& c, int head) {
   const Sizes& n = c.n;
-  ChunkedPartials& partials = c.partials;
+  Partials& partials = c.partials;
   const auto bias = [&](const View& to, int width, int64_t offset) {
     for (int d = 0; to && d < width; ++d) {
       double x = 0;
@@ -453,7 +600,7 @@ template <class T, class Elem> void backward(Context<T, Elem>&& c, int threads) 
 void chunked_cross_attention_backward(const CrossAttention& call, const View& out, const View& lse, const View& dout,
                                       const View& dlse, const CrossAttentionGrads& grads, int threads) {
   attention_backward(call, call.batch_start, out, lse, dout, dlse, grads, [&](auto t, auto e, const auto&... given) {
-    backward(ChunkedContext<decltype(t), decltype(e)>{given...}, threads);
+    backward(Context<decltype(t), decltype(e)>{given...}, threads);
   });
 }
 

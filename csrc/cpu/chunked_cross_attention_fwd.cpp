@@ -18,11 +18,10 @@ template <class Elem> struct State {
   float *row_max, *row_sum, *out;  // running maximum and sum [QUERY_BLOCK], running output [rows][pad(D)]
 
   State(const Sizes& n, Arena& arena) {
-    query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
-    z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
-    row_max = arena.take<float>(QUERY_BLOCK);
-    row_sum = arena.take<float>(QUERY_BLOCK);
-    out = arena.take<float>(QUERY_BLOCK * pad(n.D));
+    arena.give(kc_of<Elem>(n.D) * QUERY_BLOCK, query);
+    arena.give((n.E ? n.R : 1) * QUERY_BLOCK, z);
+    arena.give(QUERY_BLOCK, row_max, row_sum);
+    arena.give(QUERY_BLOCK * pad(n.D), out);
   }
 };
 
@@ -38,14 +37,14 @@ template <class T, class Elem> struct Workspace {
   Workspace(const Sizes& n, int units, Arena& arena)
       : relative(n, arena), tokens(n, arena), after(n, arena), keys(n, true, false, arena),
         values(n, false, true, arena), factors(arena), states(n, units, arena) {
-    rows = arena.take<Elem>(QUERY_BLOCK * std::max(row_width<Elem>(n.D), row_width<Elem>(n.E)));
-    s = arena.take<float>(KEY_BLOCK * QUERY_BLOCK);
+    arena.give(QUERY_BLOCK * std::max(row_width<Elem>(n.D), row_width<Elem>(n.E)), rows);
+    arena.give(KEY_BLOCK * QUERY_BLOCK, s);
     p = PAIRS<Elem> ? arena.take<Elem>(kc_of<Elem>(KEY_BLOCK) * QUERY_BLOCK)
                     : reinterpret_cast<Elem*>(s);  // floats: in place
-    strip = arena.take<float>(n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld + LANES * n.band_ld : 0);
-    bias = arena.take<float>(LARGEST_D);
-    alpha = arena.take<float>(QUERY_BLOCK);
-    dropout = arena.take<float>(2 * QUERY_BLOCK);
+    arena.give(n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld + LANES * n.band_ld : 0, strip);
+    arena.give(LARGEST_D, bias);
+    arena.give(QUERY_BLOCK, alpha);
+    arena.give(2 * QUERY_BLOCK, dropout);
   }
 };
 
@@ -147,12 +146,6 @@ __attribute__((noinline)) void scores(const Context<T, Elem>& c, int count, cons
          ScoreTiles<T>{soon, k, w.factors.scaled + k, w.factors.z_row + k, st.z, w.s + k * QUERY_BLOCK, block_max});
 }
 
-// Writes the dropout factors of key `at` to `to`.
-template <class T, class Elem>
-void dropout_factors(const Context<T, Elem>& c, int at, const Unit& unit, const Workspace<T, Elem>& w, float* to) {
-  c.dropout.factors(w.tokens.index(c.n, at), unit.row, unit.head, w.tokens.b, unit.lanes(), to);
-}
-
 // One step of the online softmax, for the keys [at, at + count) of the tokens. Reads the scores, updates the running
 // maximum and sum, and writes the weights to w.p and the factor of the running output to w.alpha.
 template <class T, class Elem> __attribute__((noinline)) void softmax(const Context<T, Elem>& c, int at, int count,
@@ -174,12 +167,11 @@ template <class T, class Elem> __attribute__((noinline)) void softmax(const Cont
   const float *const s = w.s, *const gate = w.factors.gate, *const drop_factors = w.dropout;
   Elem* const to = w.p;
   // Writes the weights of key r, and of key r + 1 if operands are pairs, as operands of the product with the values.
-  const auto weights = [=](auto gated, auto drop, int r, int v, Vec shift, Vec& sum) {
+  const auto weights = [=](auto drop, int r, int v, Vec shift, Vec& sum) {
     const auto one = [&](int key) {
       Vec p = exp2(load(s + key * QUERY_BLOCK + v * LANES) - shift);
       sum = sum + p;
-      if constexpr (gated)
-        p = p * broadcast(gate[key]);
+      p = p * broadcast(gate[key]);
       if constexpr (drop)
         p = p * load(drop_factors + (key - r) * QUERY_BLOCK + v * LANES);
       return p;
@@ -191,28 +183,22 @@ template <class T, class Elem> __attribute__((noinline)) void softmax(const Cont
       store(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
     }
   };
-  // Goes over the keys of one vector of queries, so that sums and constants stay in registers.
-  const auto down = [&](auto gated) {
-    for (int v = 0; v < vectors; ++v) {
+  if (c.dropout) {
+    for (int r = 0; r < count; r += STEP) {
+      for (int k = 0; k < STEP && r + k < count; ++k)
+        c.dropout.factors(w.tokens.index(c.n, at + r + k), unit.row, unit.head, w.tokens.b, unit.lanes(),
+                          w.dropout + k * QUERY_BLOCK);
+      for (int v = 0; v < vectors; ++v)
+        weights(std::true_type{}, r, v, row_max[v], row_sum[v]);
+    }
+  } else {
+    for (int v = 0; v < vectors; ++v) {  // the keys of one vector of queries, so that sums stay in registers
       const Vec shift = row_max[v];
       Vec sum = row_sum[v];
       for (int r = 0; r < count; r += STEP)
-        weights(gated, std::false_type{}, r, v, shift, sum);
+        weights(std::false_type{}, r, v, shift, sum);
       row_sum[v] = sum;
     }
-  };
-  if (c.dropout) {
-    for (int r = 0; r < count; r += STEP) {
-      dropout_factors(c, at + r, unit, w, w.dropout);
-      if (STEP == 2 && r + 1 < count)
-        dropout_factors(c, at + r + 1, unit, w, w.dropout + QUERY_BLOCK);
-      for (int v = 0; v < vectors; ++v)
-        weights(std::true_type{}, std::true_type{}, r, v, row_max[v], row_sum[v]);
-    }
-  } else if (c.call.neighbour_gate) {
-    down(std::true_type{});
-  } else {
-    down(std::false_type{});
   }
   for (int v = 0; v < vectors; ++v)
     store(st.row_sum + v * LANES, row_sum[v]);

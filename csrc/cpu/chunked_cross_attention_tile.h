@@ -116,10 +116,7 @@ struct Tokens {
 
   Tokens(const Sizes& n, Arena& arena) {
     const int64_t most = static_cast<int64_t>(n.K) * n.R;
-    neighbour = arena.take<int32_t>(most);
-    token = arena.take<int32_t>(most);
-    key = arena.take<int64_t>(most);
-    value = arena.take<int64_t>(most);
+    arena.give(most, neighbour, token, key, value);
   }
   void list(const CrossAttention& c, const Sizes& n, int64_t of_b, int64_t of_u) {
     b = of_b;
@@ -218,8 +215,8 @@ template <class Elem> class RelativeCache {
   }
   RelativeCache(const Sizes& n, Arena& arena) : count_(count(n)) {
     for (int i = 0; n.E && i < count_; ++i) {
-      entry_[i].rows_a = arena.take<Elem>(rows(n));
-      entry_[i].columns = arena.take<Elem>(columns(n));
+      arena.give(rows(n), entry_[i].rows_a);
+      arena.give(columns(n), entry_[i].columns);
       entry_[i].rows_b = kc_of<Elem>(2) == 2 ? entry_[i].rows_a
                                              : arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(n.band)) * pad(n.E));
     }
@@ -252,9 +249,7 @@ struct KeyFactors {
   float *gate, *scaled;  // gate; gate * scale * log2(e)
   int32_t* z_row;        // offset of the key's row of position logits
 
-  explicit KeyFactors(Arena& arena)
-      : gate(arena.take<float>(KEY_BLOCK)), scaled(arena.take<float>(KEY_BLOCK)),
-        z_row(arena.take<int32_t>(KEY_BLOCK)) {}
+  explicit KeyFactors(Arena& arena) { arena.give(KEY_BLOCK, gate, scaled, z_row); }
 
   void fill(const CrossAttention& c, const Sizes& n, const Tokens& tokens, int at, int count, float scale2) const {
     for (int r = 0; r < count; ++r) {

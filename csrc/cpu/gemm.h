@@ -171,6 +171,15 @@ __attribute__((noinline)) void column_panel(int m, int kc, const A& a, const B& 
   row_tiles<MR, NR>(0, m, kc, a, b, column, epilogue);
 }
 
+// Calls f(nr, column) for panels of nr vectors that together are `vectors` wide: as many as fit with the constant nr =
+// MOST, and the rest in one panel.
+template <int MOST, class Function> RETRO_INLINE void each_panel(int vectors, Function&& f, int v = 0) {
+  for (; v + MOST <= vectors; v += MOST)
+    f(std::integral_constant<int, MOST>{}, v * LANES);
+  if constexpr (MOST > 1)
+    each_panel<MOST - 1>(vectors, f, v);
+}
+
 #if RETRO_TILES
 template <class A, class B, class Epilogue>
 void tile_gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue& epilogue);  // tile_gemm.h
@@ -187,17 +196,7 @@ inline void gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue&& 
     if (tiles_ready)
       return tile_gemm(m, vectors, kc, a, b, epilogue);
 #endif
-  int v = 0;
-  for (; v + MAX_NR <= vectors; v += MAX_NR)
-    column_panel<MAX_NR>(m, kc, a, b, v * LANES, epilogue);
-  if constexpr (MAX_NR == 4) {
-    if (vectors - v == 3)
-      return column_panel<3>(m, kc, a, b, v * LANES, epilogue);
-    if (vectors - v == 2)
-      return column_panel<2>(m, kc, a, b, v * LANES, epilogue);
-  }
-  if (vectors - v == 1)
-    column_panel<1>(m, kc, a, b, v * LANES, epilogue);
+  each_panel<MAX_NR>(vectors, [&](auto nr, int column) { column_panel<nr>(m, kc, a, b, column, epilogue); });
 }
 
 template <bool ROW_MAJOR, class Elem, class Epilogue> inline void gemm(int m, int vectors, int kc, const Elem* a,

@@ -128,19 +128,8 @@ class Pool {
 
 // A forked child does not have the threads of its parent, and its locks are in an unknown state. So the child starts a
 // pool of its own. It does not use OpenMP, which would wait for the parent's threads.
-std::atomic<Pool*> pool{nullptr};
+std::atomic<Pool*> pool{new Pool};
 std::atomic<bool> forked{false};
-
-Pool& the_pool() {
-  Pool* current = pool.load(std::memory_order_acquire);
-  if (current)
-    return *current;
-  auto* fresh = new Pool;
-  if (pool.compare_exchange_strong(current, fresh))
-    return *fresh;
-  delete fresh;
-  return *current;
-}
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
@@ -157,7 +146,7 @@ Parallel openmp() {
 }  // namespace
 
 void watch_forks(int64_t process) {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr), forked.store(true); });
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(new Pool), forked.store(true); });
   (void)registered;
   if (process != getpid())
     forked.store(true);  // forked before the extension was loaded
@@ -178,7 +167,7 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
   if (const Parallel parallel = openmp())
     parallel([](void* all) { static_cast<Job*>(all)->work(); }, &job, static_cast<unsigned>(threads), 0);
   else
-    the_pool().run(job, threads);
+    pool.load()->run(job, threads);
   if (job.error)
     std::rethrow_exception(job.error);
 }

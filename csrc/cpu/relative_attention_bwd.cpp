@@ -8,19 +8,187 @@
 // its own, and afterwards the buffers of all tasks are added in a fixed order. The tasks depend only on the sizes.
 //
 // The stages follow in the order in which they run. `block` calls them for a block of query rows.
+#include <cmath>
+#include <memory>
 #include <vector>
 
-#include "relative_attention_bwd.h"
+#include "partition.h"
+#include "relative_attention_tile.h"
 #include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 namespace {
 
-template <class T, class Elem> using Context = RelativeContext<T, Elem>;
-template <class Elem> using Workspace = RelativeWorkspace<Elem>;
+// Constants of the whole pass, and the partial sums of all tasks. T: type of the tensors in memory. Elem: type of the
+// operands of products.
+template <class T, class Elem> struct Context {
+  const RelativeAttention& call;
+  const View &out, &lse, &dout, &dlse;
+  const RelativeAttentionGrads& want;
+  int64_t first_batch;
+  AttentionSizes n{call};
+  Partition partition{n.B, n.G, n.N};
+  Dropout dropout{call.seed, call.dropout_p, first_batch};
+  float scale = static_cast<float>(call.scale), scale2 = scale * LOG2E;
+  bool any_key = want.key || want.value, any_query = want.query || want.content_bias;
+  bool any_rel_query = n.band && (want.rel_query || want.position_bias || (!call.rel_query && want.query));
+  int64_t chunks = n.band.last - n.band.first, key_blocks = (n.S + BLOCK - 1) / BLOCK;
+  bool alone = partition.parts == 1 && any_key;  // whether no other task adds to the dK and dV of a task
+  // Sizes, in elements, of one task's partial sums.
+  int64_t table_size = want.rel_key ? (n.band.tables() > 1 ? n.share : 1) * chunks * n.band.E * BLOCK : 0;
+  int64_t content_size = want.content_bias ? n.share * n.D_pad : 0;
+  int64_t sums_size = table_size + content_size + (want.position_bias ? n.share * n.band.E_pad : 0);
+  int64_t key_size = partition.parts > 1 && any_key ? key_blocks * BLOCK * n.D_pad : 0;
+  std::unique_ptr<float[]> partial_keys{new float[partition.tasks * 2 * key_size]};
+  std::unique_ptr<float[]> partial_sums{new float[partition.tasks * sums_size]};
+};
+
+template <class Elem> struct Workspace : RowValues {
+  Visibility visible;
+  BandChunks<Elem> chunks;
+  Elem *key, *key_b, *value;              // per key block: [kc(D)][BLOCK], [kc(BLOCK)][D_pad], [kc(D)][BLOCK]
+  uint8_t* ready;                         // per key block: whether it is packed
+  Elem *rows, *query, *rel_query, *dout;  // row-major A
+  struct {
+    Elem *query, *rel_query, *dout, *strip, *weights;
+  } pairs;  // further layouts of pairs; floats do not need them
+  const Elem *query_b, *rel_query_b, *dout_b;
+  float *strip, *weights, *keep;  // scores or their gradients; probabilities and their dropout factors, [BLOCK][LD]
+  float *d_query, *d_rel_query, *bias;
+  float* own;  // dK and dV of the task if no other task adds to them
+  // Sums over rows that a task writes: for biases [share][width], for relative keys [tables][chunks][E][BLOCK]. dK and
+  // dV are sums of the current batch entry, [key blocks of the task][BLOCK][D_pad].
+  struct {
+    float *key, *value, *table, *content, *position;
+  } sums{};
+  static constexpr int LD = BLOCK * GROUP;
+
+  template <class T> Workspace(const Context<T, Elem>& c, const Partition::Share& mine, Arena& arena)
+      : RowValues(BLOCK, arena), visible(c.call, c.n, mine.first_row, mine.last_row, arena),
+        chunks(visible.chunks<Elem>(true, arena)) {
+    const AttentionSizes& n = c.n;
+    const int64_t blocks = visible.blocks();
+    const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
+    const auto paired = [&](int64_t count) { return arena.take<Elem>(PAIRS<Elem> ? count : 0); };
+    arena.give(blocks * kc_of<Elem>(n.D) * BLOCK, key, value);
+    arena.give(blocks * n.D_pad * kc_of<Elem>(BLOCK), key_b);
+    arena.give(blocks, ready);
+    arena.give(BLOCK * lda, rows, dout, query);
+    arena.give(BLOCK * rel_lda, rel_query);
+    pairs = {paired(BLOCK * lda), paired(BLOCK * rel_lda), paired(BLOCK * lda), paired(BLOCK * LD / 2),
+             paired(BLOCK * LD / 2)};
+    arena.give(BLOCK * n.ld, strip);
+    arena.give(BLOCK * LD, weights);
+    arena.give(c.dropout ? BLOCK * LD : 0, keep);
+    arena.give(BLOCK * n.D_pad, d_query);
+    arena.give(BLOCK * n.band.E_pad, d_rel_query);
+    arena.give(std::max(n.D_pad, n.band.E_pad), bias);
+    arena.give(c.alone ? 2 * blocks * BLOCK * n.D_pad : 0, own);
+  }
+};
+
+constexpr int DELTAS = 8;  // number of rows whose delta is summed at a time; divides BLOCK
+// Maximum number of terms that are summed in sequence. The rounding error of a longer sum outweighs the gain of the
+// common order.
+constexpr int LONGEST_CHAIN = 128;
+
+// Computes delta = dout · out for the rows [r, r + count); w.rows holds `out`. The terms are added in the order in
+// which `gemm` adds the terms of dout · value, so that delta and dP cancel exactly if a query sees a single key.
+// Several rows at a time hide the latency of the additions. The sums of heads wider than LONGEST_CHAIN are divided
+// among lanes, because an error of delta affects every score of its row, whereas an error of dP affects one score.
+template <class Elem> void deltas(int width, int r, int count, const Workspace<Elem>& w) {
+  const int kc = kc_of<Elem>(width), lda = row_width<Elem>(width);
+  const Elem *a = w.dout + r * lda, *o = w.rows + r * lda;
+  if (kc > LONGEST_CHAIN) {
+    for (int k = 0; k < count; ++k) {
+      Vec product = zero();
+      for (int d = 0; d < kc; d += LANES)
+        product = fma(load(a + k * lda + d), load(o + k * lda + d), product);
+      w.delta[r + k] = sum(product);
+    }
+    return;
+  }
+  Vec total[DELTAS];
+  std::fill(total, total + DELTAS, zero());
+  for (int d = 0; d < kc; ++d)
+    for (int k = 0; k < DELTAS; ++k)
+      total[k] = fma(broadcast(a[k * lda + d]), broadcast(o[k * lda + d]), total[k]);
+  for (int k = 0; k < count; ++k)
+    store(w.delta + r + k, total[k], 1);
+}
+
+// Adds f times the sum of a block's rows to `sum`. The rows of the block are added up first, because a running sum over
+// all rows would have a larger rounding error.
+void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
+  for (int d = 0; d < ld; d += LANES) {
+    Vec total = zero();
+    for (int r = 0; r < rows; ++r)
+      total = total + load(block + r * ld + d);
+    store(sum + d, fma(total, f, load(sum + d)));
+  }
+}
+
+// Mean of a row's dP, weighted by p, in two parts: dP at the largest p, and the mean's difference from it.
+struct WeightedMean {
+  Vec at_max, rest;
+  WeightedMean(const float* dp, const float* p, int columns) {
+    Vec p_max = zero(), dp_max = broadcast(-INFINITY), total = zero(), weight = zero();
+    for (int x = 0; x < columns; x += LANES)
+      p_max = max(load(p + x), p_max);
+    p_max = broadcast(max_of(p_max));
+    for (int x = 0; x < columns; x += LANES)
+      dp_max = max(select(ge(load(p + x), p_max), load(dp + x), dp_max), dp_max);
+    at_max = broadcast(max_of(dp_max));
+    for (int x = 0; x < columns; x += LANES) {
+      const Vec w = load(p + x);
+      total = fma(w, select(gt(w, zero()), load(dp + x) - at_max, w), total);
+      weight = weight + w;
+    }
+    const float all = sum(weight);
+    rest = broadcast(all == 0 ? 0.f : sum(total) / all);
+  }
+};
+
+// Running values of a row over tiles: the largest score (base 2), the sum of the weights 2^(score - largest), dP at the
+// largest score (at_max), and the sum of weights times (dP - at_max).
+struct RunningMean {
+  float row_max = -INFINITY, row_sum = 0.f, at_max = 0.f, rest = 0.f;
+
+  bool finite() const { return std::isfinite(row_max) && row_sum > 0 && std::isfinite(row_sum) && std::isfinite(rest); }
+  // Adds a tile. Scales `scores` by scale2, and replaces them by weights.
+  void add(float* scores, const float* dp, int columns, Vec scale2, const Visibility::Row& row) {
+    Vec tile_max = broadcast(row_max), total = zero();
+    for (int x = 0; x < columns; x += LANES)
+      tile_max = max(row.hide(load(scores + x) * scale2, x, broadcast(-INFINITY)), tile_max);
+    const float new_max = max_of(tile_max);
+    if (new_max == -INFINITY)
+      return;
+    for (int x = 0; x < columns; x += LANES) {
+      const Vec excess = min(broadcast(HIGHEST_EXCESS), fma(load(scores + x), scale2, broadcast(-new_max)));
+      const Vec weight = row.hide(exp2(excess), x, zero());
+      store(scores + x, weight);
+      total = total + weight;
+    }
+    const WeightedMean mean(dp, scores, columns);
+    const float all = sum(total), alpha = std::exp2(row_max - new_max);
+    float at, more;
+    store(&at, mean.at_max, 1);
+    store(&more, mean.rest, 1);
+    row_sum *= alpha;
+    rest *= alpha;
+    if (new_max == row_max) {  // the maximum is in an earlier tile
+      rest += all * (at - at_max + more);
+    } else {
+      rest += row_sum * (at_max - at) + all * more;
+      at_max = at;
+    }
+    row_sum += all;
+    row_max = new_max;
+  }
+};
 
 // Starts a block of query rows. Reads query, relative query, dout, out, lse and dlse. Writes the operands of products,
-// the values per row (lse, inverse, at_max, delta, dlse), and zeros for dQ.
+// the values per row (RowValues), and zeros for dQ.
 template <class T, class Elem> void begin(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
   const InStage stage(PACK);
   const AttentionSizes& n = c.n;
@@ -35,15 +203,10 @@ template <class T, class Elem> void begin(const Context<T, Elem>& c, const Query
   for (int r = 0; r < rows.count; ++r) {
     const float l = *c.lse.template at<const float>(rows.b, rows.head, rows.i + r);
     const bool empty = l == -INFINITY;
-    base2(l, w.lse[r], w.inverse[r]);
-    w.at_max[r] = 0.f;
-    w.dlse[r] = c.dlse && !empty ? scalar(c.dlse, rows.b, rows.head, rows.i + r) : 0.f;
+    w.start(r, l, c.dlse && !empty ? scalar(c.dlse, rows.b, rows.head, rows.i + r) : 0.f, empty ? 0.f : w.delta[r]);
     if (!empty)
       continue;
-    // The row sees no key. Its probabilities become 0, and its operands are cleared, because they may be NaN.
-    w.lse[r] = INFINITY;
-    w.inverse[r] = 1.f;
-    w.delta[r] = 0.f;
+    // The row sees no key. Its operands are cleared, because they may be NaN.
     clear(w.dout + r * lda, lda);
     clear(w.query + r * lda, lda);
     clear(w.rel_query + r * rel_lda, rel_lda);
@@ -72,12 +235,11 @@ void pack(const Context<T, Elem>& c, int64_t b, int64_t block, int g, Workspace<
 template <class T, class Elem>
 void scores(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) {
   const AttentionSizes& n = c.n;
-  const Elem* keys[GROUP];
-  for (int k = 0; k < tile.blocks; ++k) {
+  const auto keys_of = [&](int k) {
     pack(c, rows.b, tile.block + k, rows.head / n.share, w);
-    keys[k] = w.key + (tile.block + k - w.visible.first_block) * kc_of<Elem>(n.D) * BLOCK;
-  }
-  multiply_keys(n, rows.count, tile.blocks, w.query, keys, w.strip + n.start);
+    return w.key + (tile.block + k - w.visible.first_block) * kc_of<Elem>(n.D) * BLOCK;
+  };
+  multiply_keys(n, rows.count, tile.blocks, w.query, keys_of, w.strip + n.start);
   w.visible.enter(tile);
 }
 
@@ -109,12 +271,8 @@ template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const Qu
   }
   for (int r = 0; r < rows.count; ++r) {
     // if logits are huge, the factor of the maximum's rounding error may be too large for a float
-    if (w.lse[r] == INFINITY || !total[r].finite())
-      continue;
-    w.lse[r] = total[r].row_max;
-    w.inverse[r] = 1.f / total[r].row_sum;
-    w.at_max[r] = total[r].at_max;
-    w.delta[r] = total[r].rest / total[r].row_sum;
+    if (!w.empty(r) && total[r].finite())
+      w.set(r, total[r].row_max, total[r].row_sum, total[r].at_max, total[r].rest);
   }
 }
 
@@ -130,7 +288,7 @@ void probabilities(const Context<T, Elem>& c, const QueryRows& rows, const KeyTi
     if (MASKED)
       row = w.visible.row(rows.i + r);
     for (int x = 0; x < tile.columns(); x += LANES) {
-      const Vec excess = fma(load(s + x), broadcast(c.scale2), broadcast(-w.lse[r]));
+      const Vec excess = fma(load(s + x), broadcast(c.scale2), broadcast(-w.lse2[r]));
       const Vec e = exp2(min(broadcast(HIGHEST_EXCESS), excess)) * broadcast(w.inverse[r]);
       store(p + x, MASKED ? row.hide(e, x, zero()) : e);
     }
@@ -151,7 +309,7 @@ void score_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile
   for (int r = 0; r < rows.count; ++r) {
     float *s = w.strip + c.n.start + r * c.n.row, *p = w.weights + r * w.LD;
     const float* keep = w.keep + r * w.LD;
-    if (w.lse[r] == INFINITY) {
+    if (w.empty(r)) {
       clear(p, columns);
       clear(s, columns);
       continue;
@@ -230,7 +388,7 @@ template <class T, class Elem> void finish(const Context<T, Elem>& c, const Quer
   const AttentionSizes& n = c.n;
   const int own = rows.head % n.share;
   for (int r = 0; r < rows.count; ++r)
-    if (w.lse[r] == INFINITY) {  // the row sees no key; its dQ is 0 times keys that may be NaN
+    if (w.empty(r)) {  // the row sees no key; its dQ is 0 times keys that may be NaN
       clear(w.d_query + r * n.D_pad, n.D_pad);
       clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
     }
@@ -367,7 +525,7 @@ template <class T, class Elem> void backward(const Context<T, Elem>& c, int thre
 void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout,
                                  const View& dlse, const RelativeAttentionGrads& grads, int threads) {
   attention_backward(call, call.batch_offset, out, lse, dout, dlse, grads, [&](auto t, auto e, const auto&... given) {
-    backward(RelativeContext<decltype(t), decltype(e)>{given...}, threads);
+    backward(Context<decltype(t), decltype(e)>{given...}, threads);
   });
 }
 

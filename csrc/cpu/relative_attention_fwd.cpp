@@ -31,26 +31,24 @@ template <class Elem> struct Workspace {
     const bool once =
         heads == 1 && first_row / BLOCK == (last_row - 1) / BLOCK;  // then each block is used once and does not stay
     slots = once ? std::min<int64_t>(blocks, GROUP) : blocks;
-    key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
-    value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
-    ready = arena.take<uint8_t>(blocks);
-    rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
-    query = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
-    rel_query = arena.take<Elem>(BLOCK * row_width<Elem>(n.band.E));
-    strip = arena.take<float>(BLOCK * n.ld);
+    arena.give(slots * kc_of<Elem>(n.D) * BLOCK, key);
+    arena.give(slots * n.D_pad * kc_of<Elem>(BLOCK), value);
+    arena.give(blocks, ready);
+    arena.give(BLOCK * row_width<Elem>(n.D), rows, query);
+    arena.give(BLOCK * row_width<Elem>(n.band.E), rel_query);
+    arena.give(BLOCK * n.ld, strip);
     if constexpr (PAIRS<Elem>) {
       weight_ld = kc_of<Elem>(GROUP * BLOCK);
-      weights = arena.take<Elem>(BLOCK * weight_ld);
+      arena.give(BLOCK * weight_ld, weights);
     } else {
       weight_ld = n.row;
       weights = strip + n.start;  // in place
     }
-    out = arena.take<float>(BLOCK * n.D_pad);
-    bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
-    row_max = arena.take<float>(BLOCK);
-    row_sum = arena.take<float>(BLOCK * LANES);
-    alpha = arena.take<float>(BLOCK);
-    dropout = arena.take<float>(GROUP * BLOCK);
+    arena.give(BLOCK * n.D_pad, out);
+    arena.give(std::max(n.D_pad, n.band.E_pad), bias);
+    arena.give(BLOCK, row_max, alpha);
+    arena.give(BLOCK * LANES, row_sum);
+    arena.give(GROUP * BLOCK, dropout);
   }
 };
 
@@ -133,11 +131,10 @@ template <class T, class Elem> void tile(const Context<T, Elem>& c, const QueryR
                                          int previous, bool last, Workspace<Elem>& w) {
   const AttentionSizes& n = c.n;
   slide<T>(n, w.chunks, rows, tile, previous, last, w.rel_query, w.strip);
-  const Elem* keys[GROUP];
-  for (int k = 0; k < tile.blocks; ++k) {
+  const auto keys = [&](int k) {
     pack(c, rows.b, tile.block + k, rows.head / n.share, w);
-    keys[k] = keys_of(c, w, tile.block + k);
-  }
+    return keys_of(c, w, tile.block + k);
+  };
   multiply_keys(n, rows.count, tile.blocks, w.query, keys, w.strip + n.start);
   w.visible.enter(tile);
   if (w.visible.all(tile, rows))

@@ -69,13 +69,13 @@ class Visibility {
     first_block = n.low(first_row) / BLOCK;
     last_block = std::max(first_block, (n.high(last_row - 1) + BLOCK - 1) / BLOCK);
     filtered_ = c.key_mask || c.query_segment;
-    seen_ = arena.take<uint8_t>(filtered_ ? blocks() * BLOCK : 0);
-    some_ = arena.take<uint8_t>(blocks());
-    keys_ = arena.take<int64_t>(c.query_segment ? blocks() * BLOCK + rows_ + 2 * blocks() : 0);
-    queries_ = keys_ + blocks() * BLOCK;
-    lowest_ = queries_ + rows_;
-    highest_ = lowest_ + blocks();
-    allowed_ = arena.take<float>(GROUP * BLOCK);
+    const int64_t segmented = c.query_segment ? 1 : 0;
+    arena.give(filtered_ ? blocks() * BLOCK : 0, seen_);
+    arena.give(segmented * blocks() * BLOCK, keys_);
+    arena.give(segmented * rows_, queries_);
+    arena.give(segmented * blocks(), lowest_, highest_);
+    arena.give(blocks(), some_);
+    arena.give(GROUP * BLOCK, allowed_);
   }
 
   int64_t blocks() const { return last_block - first_block; }
@@ -272,19 +272,19 @@ template <class T, class Elem> void slide(const AttentionSizes& n, BandChunks<El
                    Diagonals::of(chunk + k, rows.i, begin, last ? end : end + BLOCK));
 }
 
-// Computes the scores of a tile before scaling: adds the products of queries and keys to the position logits. keys[k]
-// points to the transposed keys [kc(D)][BLOCK] of block k.
-template <class Elem> void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query,
-                                         const Elem* const* keys, float* scores) {
+// Computes the scores of a tile before scaling: adds the products of queries and keys to the position logits.
+// keys_of(k) returns the transposed keys [kc(D)][BLOCK] of block k, which it packs at their first use.
+template <class Elem, class KeysOf>
+void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query, KeysOf&& keys_of, float* scores) {
   const InStage stage(SCORES);
-  const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
+  const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D), row = n.row;
   for (int k = 0; k < blocks; ++k) {
+    const Elem* const keys = keys_of(k);
     float* s = scores + k * BLOCK;
-    const int row = n.row;
     if (n.band)
-      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK, AddTo{s, row});
+      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys, BLOCK, AddTo{s, row});
     else
-      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK,
+      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys, BLOCK,
                  [=](int r, int x, Vec v) { store(s + r * row + x, v); });
   }
 }

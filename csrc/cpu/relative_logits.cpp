@@ -42,12 +42,12 @@ template <class Elem> struct Workspace {
   Workspace(const Logits& l, int64_t first_row, int64_t last_row, bool gradients, Arena& arena)
       : chunks(l.n, l.first_chunk((last_row - 1) / BLOCK), l.last_chunk(first_row / BLOCK), gradients, arena) {
     const Band& n = l.n;
-    query = arena.take<Elem>(BLOCK * row_width<Elem>(n.E));
-    strip = arena.take<float>(BLOCK * BLOCK);
-    query_b = arena.take<Elem>(PAIRS<Elem> && gradients ? kc_of<Elem>(BLOCK) * n.E_pad : 0);
-    rounded = arena.take<Elem>(PAIRS<Elem> && gradients ? BLOCK * BLOCK / 2 : 0);
-    d_query = arena.take<float>(BLOCK * n.E_pad);
-    bias = arena.take<float>(n.E_pad);
+    arena.give(BLOCK * row_width<Elem>(n.E), query);
+    arena.give(BLOCK * BLOCK, strip);
+    arena.give(PAIRS<Elem> && gradients ? kc_of<Elem>(BLOCK) * n.E_pad : 0, query_b);
+    arena.give(PAIRS<Elem> && gradients ? BLOCK * BLOCK / 2 : 0, rounded);
+    arena.give(BLOCK * n.E_pad, d_query);
+    arena.give(n.E_pad, bias);
   }
 };
 

@@ -69,15 +69,34 @@ inline float log_sum_exp(float row_max, float row_sum) {
 // logits the rounding error of lse reaches millions, and the bound keeps the gradients finite.
 constexpr float HIGHEST_EXCESS = 1.f;
 
-// Converts a natural log-sum-exp to base 2, so that a probability is inverse * 2^(score - lse2). `inverse` corrects the
-// rounding error of lse2.
-inline void base2(float lse, float& lse2, float& inverse) {
-  const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
-  lse2 = static_cast<float>(exact);
-  inverse = 1.f;
-  if (!std::isnan(rest))
-    inverse = std::exp2(std::clamp(static_cast<float>(rest), -HIGHEST_EXCESS, HIGHEST_EXCESS));
-}
+// Values per row of a backward pass: the log-sum-exp in base 2, the factor of its rounding error, and its gradient. The
+// mean of dP is at_max + delta.
+struct RowValues {
+  float *lse2, *inverse, *dlse, *at_max, *delta;
+
+  RowValues(int rows, Arena& arena) { arena.give(rows, lse2, inverse, dlse, at_max, delta); }
+  // Converts a natural log-sum-exp, so that a probability is inverse * 2^(score - lse2). -inf belongs to a row that
+  // sees no key, and makes its probabilities 0.
+  void start(int row, float lse, float lse_gradient, float mean) const {
+    const bool empty = lse == -INFINITY;
+    const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
+    lse2[row] = empty ? INFINITY : static_cast<float>(exact);
+    inverse[row] = 1.f;
+    if (!std::isnan(rest))
+      inverse[row] = std::exp2(std::clamp(static_cast<float>(rest), -HIGHEST_EXCESS, HIGHEST_EXCESS));
+    dlse[row] = lse_gradient;
+    at_max[row] = 0.f;
+    delta[row] = mean;
+  }
+  bool empty(int row) const { return lse2[row] == INFINITY; }
+  // Takes the running values of a pass over all keys.
+  void set(int row, float row_max, float row_sum, float at, float rest) const {
+    lse2[row] = row_max;
+    inverse[row] = 1.f / row_sum;
+    at_max[row] = at;
+    delta[row] = rest / row_sum;
+  }
+};
 
 struct RowSizes {
   // A range has up to RANGE keys, or down to LEAST_RANGE if a row would otherwise have fewer than FEW ranges. MOST

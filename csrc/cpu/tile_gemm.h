@@ -11,16 +11,11 @@ RETRO_INLINE TileOperand tile_of(const RowMajor<uint32_t>& a, int row, int rows,
   const uint32_t* from = a.data + row * a.lda + k;
   if (rows == TILE && pairs == TILE)
     return {from, a.lda * int64_t{sizeof(*from)}};
-  for (int r = 0; r < TILE; ++r)
-    copy_row(from + (r < rows ? r : 0) * a.lda, r < rows ? pairs : 0, copy + r * TILE);
-  return {copy, ROW_BYTES};
+  return copied(rows, pairs, copy, [&](int r) { return from + r * a.lda; });
 }
 template <class T> RETRO_INLINE TileOperand tile_of(const RowPointers<T, uint32_t>& a, int row, int rows, int k,
                                                     int pairs, uint32_t* copy) {
-  for (int r = 0; r < TILE; ++r)
-    copy_row(reinterpret_cast<const uint32_t*>(a.rows[row + (r < rows ? r : 0)]) + k, r < rows ? pairs : 0,
-             copy + r * TILE);
-  return {copy, ROW_BYTES};
+  return copied(rows, pairs, copy, [&](int r) { return reinterpret_cast<const uint32_t*>(a.rows[row + r]) + k; });
 }
 RETRO_INLINE TileOperand tile_of(const ColumnMajor<uint32_t>& a, int row, int rows, int k, int pairs, uint32_t* copy) {
   Vec x[LANES];
@@ -38,9 +33,7 @@ RETRO_INLINE TileOperand tile_of(const PackedB<uint32_t>& b, int k, int pairs, i
   const uint32_t* from = b.data + k * b.ldb + column;
   if (pairs == TILE)
     return {from, b.ldb * int64_t{sizeof(*from)}};
-  for (int i = 0; i < TILE; ++i)
-    copy_row(from + (i < pairs ? i : 0) * b.ldb, i < pairs ? TILE : 0, copy + i * TILE);
-  return {copy, ROW_BYTES};
+  return copied(pairs, TILE, copy, [&](int i) { return from + i * b.ldb; });
 }
 
 // Passes the rows [r, r + MR) of the sums to the epilogue.
@@ -86,15 +79,7 @@ RETRO_INLINE PackedB<uint32_t> packed(const PackedB<uint32_t>& b, int, int) { re
 template <class A, class B, class Epilogue>
 void tile_gemm(int m, int vectors, int kc, const A& a, const B& whole, Epilogue& epilogue) {
   const PackedB<uint32_t> b = packed(whole, vectors, kc);
-  int v = 0;
-  for (; v + 4 <= vectors; v += 4)
-    tile_panel<4>(m, kc, a, b, v * LANES, epilogue);
-  if (vectors - v == 3)
-    return tile_panel<3>(m, kc, a, b, v * LANES, epilogue);
-  if (vectors - v == 2)
-    return tile_panel<2>(m, kc, a, b, v * LANES, epilogue);
-  if (vectors - v == 1)
-    tile_panel<1>(m, kc, a, b, v * LANES, epilogue);
+  each_panel<4>(vectors, [&](auto nr, int column) { tile_panel<nr>(m, kc, a, b, column, epilogue); });
 }
 
 }  // namespace retro::RETRO_ISA

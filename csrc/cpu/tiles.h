@@ -80,8 +80,11 @@ template <int COUNT, class Function> RETRO_INLINE void each_sum(Function&& f) {
   f(std::integral_constant<int, COUNT - 1>{});
 }
 
-RETRO_INLINE void copy_row(const void* from, int pairs, uint32_t* to) {
-  _mm512_store_si512(to, _mm512_maskz_loadu_epi32(first(pairs), from));
+// Copies `rows` rows of `width` words, which begin at row(i), and fills the tile up with zeros.
+template <class Row> RETRO_INLINE TileOperand copied(int64_t rows, int width, uint32_t* copy, Row&& row) {
+  for (int i = 0; i < TILE; ++i)
+    _mm512_store_si512(copy + i * TILE, _mm512_maskz_loadu_epi32(first(i < rows ? width : 0), row(i < rows ? i : 0)));
+  return {copy, ROW_BYTES};
 }
 #endif
 

@@ -99,9 +99,7 @@ RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim
 RETRO_INLINE TileOperand query_tile(const uint32_t* from, int64_t words, uint32_t* copy) {
   if (words >= TILE)
     return {from, ROW_BYTES};
-  for (int i = 0; i < TILE; ++i)
-    copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
-  return {copy, ROW_BYTES};
+  return copied(words, TILE, copy, [&](int64_t i) { return from + i * TILE; });
 }
 
 // Computes out[m][j][lane] = q_m . key_j for MQ query tiles and TILE_PART keys.
