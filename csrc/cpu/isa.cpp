@@ -40,16 +40,18 @@ bool may_use_tiles() {
 }
 
 Isa best_of_processor() {
-  // These tests include that the operating system saves the registers. Every processor with AVX2 has F16C too.
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+  unsigned a, b, c = 0, d = 0;
+  __get_cpuid(1, &a, &b, &c, &d);
+  // GCC 10 cannot test F16C by name. The tests by name include that the operating system saves the registers.
+  if (!(c & bit_F16C) || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
     return PORTABLE;
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
     return AVX2;
   if (!__builtin_cpu_supports("avx512bf16"))
     return AVX512;
-  constexpr unsigned TILES = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE, which GCC 10 cannot test by name
-  unsigned a, b, c, d = 0;
+  constexpr unsigned TILES = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
+  d = 0;
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
   static const bool tiles = (d & TILES) == TILES && may_use_tiles();
   return tiles ? AMX : AVX512BF16;
@@ -98,7 +100,8 @@ bool supported(int isa) {
 Isa parse(const std::string& name) {
   const auto isa = static_cast<int>(std::find(NAMES, NAMES + ISA_COUNT, name) - NAMES);
   if (isa == ISA_COUNT || !supported(isa))
-    throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
+    throw std::invalid_argument("instruction set " + name +
+                                " is unknown or not supported here; have: " + supported_isas());
   return static_cast<Isa>(isa);
 }
 

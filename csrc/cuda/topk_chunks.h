@@ -9,7 +9,7 @@ namespace retro {
 struct Rows {
   const void* data;
   int64_t batch, row;  // strides in elements; 0 for a dimension of size 1
-  int64_t bytes;       // per element
+  int64_t bytes;       // per document, 4 or 8
 };
 
 struct TopkChunks {
