@@ -37,8 +37,7 @@ ARROWS = {
 }
 #: Lines of code of each folder, without the folders below it that have a budget themselves.
 BUDGETS = {
-    "csrc": 7_500,
-    "csrc/text": 350,
+    "csrc": 7_500,  # with csrc/text
     "retro_kernels": 9_100,
     "retro_kernels/core": 900,
     "retro_model": 15_000,
