@@ -37,6 +37,7 @@ def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Pat
     flags = [*CXX_FLAGS, *ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}", "-O1"]
     csrc, here = ROOT / "csrc", Path(__file__).parent
     sources = [*sorted((csrc / "cpu").glob("*.cpp")), here / "driver.cpp", here / "primitives.cpp"]
+    sources.remove(csrc / "cpu" / "isa.cpp")  # the driver has one instruction set; `build_choice` has all
     if kernels is not None:
         sources = [s for s in sources if s.stem in (*kernels, "parallel", "driver", "primitives")]
         flags += ["-DWITHOUT_ATTENTION"] + ["-DWITHOUT_RELATIVE_LOGITS"] * ("relative_logits" not in kernels)
