@@ -151,7 +151,7 @@ template <class T, class Elem> void band_logits(const Band& n, BandChunks<Elem>&
   const InStage stage(POSITION_LOGITS);
   int begin, end;
   n.inside(m, begin, end);
-  for (int r = 0; r < rows; ++r)
+  for (int r = 0; r < rows && end - begin < BLOCK; ++r)
     for (int x = 0; x < BLOCK; x += LANES)
       if (x < begin || x >= end)
         store(strip + r * ld + x, zero());

@@ -90,22 +90,24 @@ template <class V> RETRO_INLINE V copy_of(const void* p) {
   std::memcpy(&x, p, sizeof x);
   return x;
 }
-template <class V> RETRO_INLINE V copy_of(const void* p, int n) {
-  V x{};
-  const int bytes = n * int{sizeof x[0]};
-  if (bytes >= int{sizeof x})
-    return copy_of<V>(p);
-  if (bytes > 0)
-    std::memcpy(&x, p, bytes);
-  return x;
-}
 template <class V> RETRO_INLINE void copy_to(void* p, V x) { std::memcpy(p, &x, sizeof x); }
+template <class V> RETRO_INLINE V copy_of(const void* p, int n) {
+  constexpr int ALL = sizeof(V), EACH = sizeof(V{}[0]);
+  if (n >= ALL / EACH)
+    return copy_of<V>(p);
+  alignas(V) char buffer[ALL] = {};
+  if (n > 0)
+    std::memcpy(buffer, p, n * EACH);
+  return copy_of<V>(buffer);
+}
 template <class V> RETRO_INLINE void copy_to(void* p, V x, int n) {
-  const int bytes = n * int{sizeof x[0]};
-  if (bytes >= int{sizeof x})
+  constexpr int ALL = sizeof(V), EACH = sizeof(V{}[0]);
+  if (n >= ALL / EACH)
     return copy_to(p, x);
-  if (bytes > 0)
-    std::memcpy(p, &x, bytes);
+  alignas(V) char buffer[ALL];
+  copy_to(buffer, x);  // a copy of x, because x would leave its register at every store
+  if (n > 0)
+    std::memcpy(p, buffer, n * EACH);
 }
 
 }  // namespace retro::RETRO_ISA
