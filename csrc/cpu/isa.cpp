@@ -40,7 +40,7 @@ bool may_use_tiles() {
 }
 
 Isa best_of_processor() {
-  unsigned a, b, c = 0, d = 0;
+  unsigned a, b, c = 0, d;
   __get_cpuid(1, &a, &b, &c, &d);
   // GCC 10 cannot test F16C by name. The tests by name include that the operating system saves the registers.
   if (!(c & bit_F16C) || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
@@ -51,7 +51,6 @@ Isa best_of_processor() {
   if (!__builtin_cpu_supports("avx512bf16"))
     return AVX512;
   constexpr unsigned TILES = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
-  d = 0;
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
   static const bool tiles = (d & TILES) == TILES && may_use_tiles();
   return tiles ? AMX : AVX512BF16;
@@ -100,8 +99,7 @@ bool supported(int isa) {
 Isa parse(const std::string& name) {
   const auto isa = static_cast<int>(std::find(NAMES, NAMES + ISA_COUNT, name) - NAMES);
   if (isa == ISA_COUNT || !supported(isa))
-    throw std::invalid_argument("instruction set " + name +
-                                " is unknown or not supported here; have: " + supported_isas());
+    throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
   return static_cast<Isa>(isa);
 }
 

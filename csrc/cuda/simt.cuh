@@ -56,10 +56,8 @@ __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], 
   }
 }
 
-// The fence and the products of warpgroups exist on sm_90a only, and only its kernels use them.
-
 // Makes this thread's writes to shared memory, including writes by cp.async, visible to the tensor cores after the next
-// barrier.
+// barrier. This fence and the products of warpgroups exist on sm_90a only, and only its kernels use them.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Returns the descriptor of a tile of 128-byte rows in the 128-byte swizzle. It has the address of the tile and the
