@@ -75,7 +75,7 @@ class Bm25 {
 void bm25(Tokens chunks, Integers lengths, Tokens queries, Integers sizes, double k1, double b, Array<float> out,
           int threads) {
   const Bm25 index(chunks, lengths, k1, b);
-  parallel_rows(queries.size[0], threads, [&](int64_t q) { index.score({queries.row(q), sizes.data[q]}, out.row(q)); });
+  parallel_for(queries.size[0], threads, [&](int64_t q) { index.score({queries.row(q), sizes.data[q]}, out.row(q)); });
 }
 
 }  // namespace retro::text

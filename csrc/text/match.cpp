@@ -85,7 +85,7 @@ class Occurrences {
 
 void prefixes(Tokens chunks, Integers lengths, Tokens sources, Array<int32_t> out, int threads) {
   const int64_t count = sources.size[1], width = sources.size[2];
-  parallel_rows(chunks.size[0], threads, [&](int64_t c) {
+  parallel_for(chunks.size[0], threads, [&](int64_t c) {
     thread_local Occurrences where;  // keeps its memory from call to call
     std::fill_n(out.row(c), out.size[1], 0);
     for (int64_t k = 0; k < count; ++k) {

@@ -22,15 +22,6 @@ struct Span {
   int64_t size;
 };
 
-// Calls f(i) for each i below `count`. A task makes several calls.
-template <class Function> void parallel_rows(int64_t count, int threads, Function&& f) {
-  constexpr int64_t ROWS_A_TASK = 32;
-  parallel_for((count + ROWS_A_TASK - 1) / ROWS_A_TASK, threads, [&](int64_t task) {
-    for (int64_t i = task * ROWS_A_TASK; i < std::min(count, (task + 1) * ROWS_A_TASK); ++i)
-      f(i);
-  });
-}
-
 // Writes to out[c][i] the length of the longest run of tokens that starts at token i of chunk c and occurs in one of
 // the chunk's K sources [n,K,R]. A chunk has lengths[c] tokens, followed by padding.
 void prefixes(Tokens chunks, Integers lengths, Tokens sources, Array<int32_t> out, int threads);
