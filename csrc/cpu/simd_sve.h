@@ -38,6 +38,7 @@ RETRO_INLINE Vec even_of(Pairs x) { return svreinterpret_f32_u32(svlsl_n_u32_x(a
 RETRO_INLINE Vec odd_of(Pairs x) { return svreinterpret_f32_u32(svand_n_u32_x(all(), x, 0xffff0000u)); }
 RETRO_INLINE Vec widen(Halves x, bf16) { return even_of(x); }
 RETRO_INLINE Vec widen(Halves x, fp16) { return svcvt_f32_f16_x(all(), svreinterpret_f16_u32(x)); }
+RETRO_INLINE Halves low_halves(Pairs x) { return x; }
 RETRO_INLINE Halves narrow(Vec x, bf16) { return svreinterpret_u32_bf16(svcvt_bf16_f32_x(all(), x)); }
 RETRO_INLINE Halves narrow(Vec x, fp16) { return svreinterpret_u32_f16(svcvt_f16_f32_x(all(), x)); }
 
