@@ -1,4 +1,4 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: steps equal those of one process with the whole batch."""
+"""DDP and FSDP2 over two gloo processes on the CPU: each step equals the step of one process with the whole batch."""
 
 import os
 

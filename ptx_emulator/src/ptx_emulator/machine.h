@@ -144,7 +144,7 @@ struct Copy {  // one cp.async that was not waited for
 struct Product {  // a wgmma, a tcgen05.mma or a bulk store that is in flight
   int64_t group, number;
   std::vector<uint32_t> granules = {};                // of shared memory, that it reads
-  std::vector<size_t> registers = {};                 // of a warpgroup
+  std::vector<size_t> registers = {};                 // that it takes in a warpgroup
   std::vector<uint32_t> results = {}, operands = {};  // cells of tensor memory
 };
 
